@@ -1,0 +1,47 @@
+"""The core: events in, actions out. No clock, no I/O, no threads, no torch."""
+
+from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.pager.counters import Counters
+from torch_lms.pager.events import (
+    Accessed,
+    Created,
+    Died,
+    Event,
+    Exported,
+    LimitChanged,
+    OpBegins,
+    OpEnds,
+    Pinned,
+    Reclaim,
+    Resized,
+    Restore,
+    StepEnded,
+    Unpinned,
+)
+from torch_lms.pager.pager import Pager
+
+__all__ = [
+    "Accessed",
+    "Action",
+    "Counters",
+    "Created",
+    "Died",
+    "Discard",
+    "Event",
+    "Exported",
+    "FinishEvict",
+    "FinishFetch",
+    "LimitChanged",
+    "OpBegins",
+    "OpEnds",
+    "Pager",
+    "Pinned",
+    "Reclaim",
+    "Release",
+    "Resized",
+    "Restore",
+    "StartEvict",
+    "StartFetch",
+    "StepEnded",
+    "Unpinned",
+]

@@ -1,0 +1,50 @@
+"""What the pager asks for. Runtime and simulator perform the same actions.
+
+The pager yields one action at a time and is sent the outcome: None, or the error that kept it from being done. So its
+book says at every moment what is the case, not what was hoped for.
+"""
+
+from typing import NamedTuple
+
+from torch_lms.residency import PageId, Tier
+
+
+class StartEvict(NamedTuple):
+    """Start to copy the page down to ``tier``."""
+
+    page: PageId
+    tier: Tier
+
+
+class FinishEvict(NamedTuple):
+    """From here on the lower copy counts: wait for it, or make the device wait."""
+
+    page: PageId
+
+
+class Release(NamedTuple):
+    """Free the page's device bytes. Only ever after its lower copy is complete."""
+
+    page: PageId
+
+
+class StartFetch(NamedTuple):
+    """Allocate the page's device bytes and start to copy them up."""
+
+    page: PageId
+
+
+class FinishFetch(NamedTuple):
+    """The page is about to be used: wait for it, or make the device wait."""
+
+    page: PageId
+
+
+class Discard(NamedTuple):
+    """Give up the page's lower copy in ``tier``."""
+
+    page: PageId
+    tier: Tier
+
+
+Action = StartEvict | FinishEvict | Release | StartFetch | FinishFetch | Discard

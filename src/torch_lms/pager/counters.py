@@ -1,0 +1,30 @@
+"""What a pager has done so far."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Cumulative since the last reset.
+
+    Attributes:
+        evictions, evicted_bytes: pages copied down, and their bytes.
+        fetches, fetched_bytes: pages copied up, and their bytes.
+        clean_drops: pages freed without a copy, because a lower copy was still valid.
+        steps: step boundaries seen.
+        demand_bytes: the most bytes alive at once in the last whole step.
+        room_from_free, room_from_one, room_from_some, room_from_all: operations whose room was simply there, came from
+            one page's leaving, from several, or from every page that could leave.
+    """
+
+    evictions: int = 0
+    evicted_bytes: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    clean_drops: int = 0
+    steps: int = 0
+    demand_bytes: int = 0
+    room_from_free: int = 0
+    room_from_one: int = 0
+    room_from_some: int = 0
+    room_from_all: int = 0

@@ -1,0 +1,103 @@
+"""What the pager is told."""
+
+from typing import NamedTuple
+
+from torch_lms.residency import PageId
+
+
+class OpBegins(NamedTuple):
+    """An operation is about to run: ``pages`` must be resident, and ``new_bytes`` will be created by it."""
+
+    pages: tuple[PageId, ...]
+    new_bytes: int
+
+
+class OpEnds(NamedTuple):
+    """The operation of ``pages`` ended (or failed); it wrote ``written``."""
+
+    pages: tuple[PageId, ...]
+    written: tuple[PageId, ...]
+
+
+class Created(NamedTuple):
+    """A new page, resident. ``unpageable`` says why it must stay on the device, "" if it may leave."""
+
+    page: PageId
+    nbytes: int
+    unpageable: str = ""
+
+
+class Died(NamedTuple):
+    """The storage of ``page`` is gone."""
+
+    page: PageId
+
+
+class Accessed(NamedTuple):
+    """``pages`` are touched outside any operation, now, and perhaps ``written``."""
+
+    pages: tuple[PageId, ...]
+    written: bool
+
+
+class Exported(NamedTuple):
+    """The address of ``pages`` escaped: they stay on the device for good, because of ``reason``."""
+
+    pages: tuple[PageId, ...]
+    reason: str
+
+
+class Resized(NamedTuple):
+    """The user resized the storage of ``page``."""
+
+    page: PageId
+    nbytes: int
+
+
+class Pinned(NamedTuple):
+    """``pages`` must be resident until ``Unpinned``."""
+
+    pages: tuple[PageId, ...]
+
+
+class Unpinned(NamedTuple):
+    """Undoes one ``Pinned``."""
+
+    pages: tuple[PageId, ...]
+
+
+class Reclaim(NamedTuple):
+    """Everything that may leave, leaves."""
+
+
+class Restore(NamedTuple):
+    """``pages`` come back, whatever the limit."""
+
+    pages: tuple[PageId, ...]
+
+
+class LimitChanged(NamedTuple):
+    """The limit is ``nbytes`` from now on."""
+
+    nbytes: int
+
+
+class StepEnded(NamedTuple):
+    """A training step (or inference call) ended."""
+
+
+Event = (
+    OpBegins
+    | OpEnds
+    | Created
+    | Died
+    | Accessed
+    | Exported
+    | Resized
+    | Pinned
+    | Unpinned
+    | Reclaim
+    | Restore
+    | LimitChanged
+    | StepEnded
+)

@@ -1,0 +1,400 @@
+"""The pager of one device."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import Any
+
+from torch_lms.errors import InvariantError, StoreFullError
+from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.pager.counters import Counters
+from torch_lms.pager.events import (
+    Accessed,
+    Created,
+    Died,
+    Event,
+    Exported,
+    LimitChanged,
+    OpBegins,
+    OpEnds,
+    Pinned,
+    Reclaim,
+    Resized,
+    Restore,
+    StepEnded,
+    Unpinned,
+)
+from torch_lms.policy import Policy, View
+from torch_lms.residency import Book, Page, PageId, State, Tier, Trigger
+from torch_lms.units import format_bytes
+
+Actions = Generator[Action, Exception | None, None]
+"""Yields actions, is sent the outcome of each."""
+
+
+class Pager:
+    """Decides what leaves the device and what comes back.
+
+    Args:
+        limit: bytes of device memory that pages may occupy. Soft for the pages of the operation that runs.
+        policy: chooses victims.
+        tiers: the lower tiers, nearest first, and the most bytes of each.
+    """
+
+    def __init__(self, limit: int, policy: Policy, tiers: Mapping[Tier, int]) -> None:
+        self.limit = limit
+        self.policy = policy
+        self.tiers = dict(tiers)
+        self.book = Book()
+        self.counters = Counters()
+        self.tick = 0
+        self._refused: set[tuple[PageId, Tier]] = set()
+        self._clean: OrderedDict[PageId, Page] = OrderedDict()
+        self._dirty: OrderedDict[PageId, Page] = OrderedDict()
+        self._handlers: dict[type[Any], Callable[..., Iterable[Action]]] = {
+            OpBegins: self._op_begins,
+            OpEnds: self._op_ends,
+            Created: self._created,
+            Died: self._died,
+            Accessed: self._accessed,
+            Exported: self._exported,
+            Resized: self._resized,
+            Pinned: self._pinned,
+            Unpinned: self._unpinned,
+            Reclaim: self._reclaim,
+            Restore: self._restore,
+            LimitChanged: self._limit_changed,
+            StepEnded: self._step_ended,
+        }
+
+    def handle(self, event: Event) -> Iterable[Action]:
+        """The actions that ``event`` calls for: a tuple, or a generator to be driven to its end (see ``Actions``).
+
+        Raises, while it is driven:
+            StoreFullError: room is needed and no lower tier can take a page.
+            Exception: whatever kept a needed page from coming back, as it was sent.
+        """
+        return self._handlers[type(event)](*event)
+
+    @property
+    def room(self) -> int:
+        """Bytes left under the limit; negative while an operation's own pages exceed it."""
+        return self.limit - self.book.ledger.device
+
+    @property
+    def view(self) -> View:
+        """What the policy may choose from now."""
+        return View(self._clean, self._dirty, self.tick)
+
+    def validate(self) -> None:
+        """Check the book, and that the pages offered to the policy are exactly those that may leave."""
+        self.book.validate()
+        idle = {page.id for page in self.book if self._may_leave(page)}
+        offered = {**self._clean, **self._dirty}
+        if offered.keys() != idle:
+            raise InvariantError(f"offered to the policy: {sorted(offered)}; may leave: {sorted(idle)}")
+        for page in offered.values():
+            if (page.state is State.CLEAN) != (page.id in self._clean):
+                raise InvariantError(f"{page.story}: offered as if it were not '{page.state.value}'")
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def _op_begins(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
+        self.tick += 1
+        missing = self._pin(pages)
+        if not missing and self.book.ledger.device + new_bytes <= self.limit:
+            self.counters.room_from_free += 1
+            return ()
+        return self._undone_by(self._unpin, pages, self._make_ready(missing, new_bytes))
+
+    def _op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> Iterable[Action]:
+        discards = self._write(written)
+        self._unpin(pages)
+        if not discards and self.book.ledger.device <= self.limit:
+            return ()
+        return self._settle(discards)
+
+    def _created(self, page_id: PageId, nbytes: int, unpageable: str) -> Iterable[Action]:
+        page = self.book.add(page_id, nbytes, unpageable)
+        page.last_use = self.tick
+        self._offer(page)
+        return ()
+
+    def _died(self, page_id: PageId) -> Iterable[Action]:
+        page = self.book[page_id]
+        self._withdraw(page)
+        tier = page.tier
+        self.book.apply(page, Trigger.DIE)
+        return (Discard(page_id, tier),) if tier else ()
+
+    def _accessed(self, pages: tuple[PageId, ...], written: bool) -> Iterable[Action]:
+        return self._touch(pages, written)
+
+    def _exported(self, pages: tuple[PageId, ...], reason: str) -> Iterable[Action]:
+        yield from self._touch(pages, written=True)
+        for page_id in pages:
+            page = self.book[page_id]
+            self._withdraw(page)
+            page.unpageable = page.unpageable or reason
+
+    def _resized(self, page_id: PageId, nbytes: int) -> Iterable[Action]:
+        discards = self._write((page_id,))
+        self.book.resize(self.book[page_id], nbytes)
+        return self._settle(discards)
+
+    def _pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+        missing = self._pin(pages)
+        return self._undone_by(self._unpin, pages, self._make_ready(missing, 0))
+
+    def _unpinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+        self._unpin(pages)
+        return self._settle([])
+
+    def _reclaim(self) -> Iterable[Action]:
+        yield from self._free(None)
+
+    def _restore(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+        for page_id in pages:
+            if self.book[page_id].state is State.EVICTED:
+                yield from self._fetch([self.book[page_id]])
+
+    def _limit_changed(self, nbytes: int) -> Iterable[Action]:
+        self.limit = nbytes
+        return self._settle([])
+
+    def _step_ended(self) -> Iterable[Action]:
+        self.counters.steps += 1
+        ledger = self.book.ledger
+        self.counters.demand_bytes, ledger.peak_live = ledger.peak_live, ledger.live
+        self._refused.clear()  # what was full or broken may have been mended
+        return ()
+
+    # -- pages in use ------------------------------------------------------------------------------------------------
+
+    def _pin(self, pages: tuple[PageId, ...]) -> list[Page]:
+        """Pin ``pages``; those that are not resident."""
+        missing = []
+        for page_id in pages:
+            page = self.book[page_id]
+            page.pins += 1
+            self._withdraw(page)
+            if page.state is State.EVICTED:
+                missing.append(page)
+        return missing
+
+    def _unpin(self, pages: tuple[PageId, ...]) -> None:
+        for page_id in pages:
+            if page_id in self.book:  # it may have died meanwhile: `set_` drops a storage that its operation pinned
+                page = self.book[page_id]
+                page.pins -= 1
+                page.last_use = self.tick
+                self._offer(page)
+
+    def _write(self, pages: tuple[PageId, ...]) -> list[Action]:
+        """``pages`` were written: their lower copies are worth nothing now."""
+        discards: list[Action] = []
+        for page_id in pages:
+            page = self.book[page_id] if page_id in self.book else None
+            if page is not None and page.tier is not None:
+                discards.append(Discard(page_id, page.tier))
+                self._withdraw(page)
+                self.book.apply(page, Trigger.WRITE)
+                self._offer(page)
+        return discards
+
+    def _touch(self, pages: tuple[PageId, ...], written: bool) -> Actions:
+        self.tick += 1
+        missing = self._pin(pages)
+        try:
+            yield from self._make_ready(missing, 0)
+            if written:
+                yield from self._write(pages)
+        finally:
+            self._unpin(pages)
+
+    def _undone_by(self, undo: Callable[[tuple[PageId, ...]], None], pages: tuple[PageId, ...], do: Actions) -> Actions:
+        try:
+            yield from do
+        except BaseException:
+            undo(pages)
+            raise
+
+    def _settle(self, discards: list[Action]) -> Actions:
+        """After an operation: give up stale copies, then go back under the limit as far as the tiers allow."""
+        yield from discards
+        if self.room < 0:
+            yield from self._free(-self.room)
+
+    def _may_leave(self, page: Page) -> bool:
+        return not page.pins and not page.unpageable and page.state in (State.RESIDENT, State.CLEAN)
+
+    def _offer(self, page: Page) -> None:
+        """Put ``page`` last among those that may leave, if it may."""
+        if self._may_leave(page):
+            (self._clean if page.state is State.CLEAN else self._dirty)[page.id] = page
+
+    def _withdraw(self, page: Page) -> None:
+        self._clean.pop(page.id, None)
+        self._dirty.pop(page.id, None)
+
+    # -- moving ------------------------------------------------------------------------------------------------------
+
+    def _make_ready(self, missing: list[Page], new_bytes: int) -> Actions:
+        """Room for ``missing`` and ``new_bytes``, then ``missing``."""
+        needed = sum(page.nbytes for page in missing) + new_bytes - self.room
+        if needed > 0:
+            left, freed = yield from self._free(needed)
+            self._count_room(left)
+            if freed < needed and (self._clean or self._dirty):
+                self._refuse(needed - freed)
+        else:
+            self.counters.room_from_free += 1
+        yield from self._fetch(missing)
+
+    def _count_room(self, left: int) -> None:
+        if left == 0:
+            self.counters.room_from_free += 1
+        elif not self._clean and not self._dirty:
+            self.counters.room_from_all += 1
+        elif left == 1:
+            self.counters.room_from_one += 1
+        else:
+            self.counters.room_from_some += 1
+
+    def _refuse(self, nbytes: int) -> None:
+        tiers = ", ".join(
+            f"{tier.value} holds {format_bytes(self._held(tier))} of at most {format_bytes(most)}"
+            for tier, most in self.tiers.items()
+        )
+        raise StoreFullError(
+            f"{format_bytes(nbytes)} more must leave the device to stay under the limit of {format_bytes(self.limit)}, "
+            f"and no lower tier can take them ({tiers}). Nothing is lost. Raise host_limit, choose a spill_dir with "
+            f"more free space, or raise limit"
+        )
+
+    def _free(self, nbytes: int | None) -> Generator[Action, Exception | None, tuple[int, int]]:
+        """Evict until ``nbytes`` are freed (None: all that may leave). How many pages left, and their bytes."""
+        left = freed = 0
+        leaving: list[Page] = []
+        try:
+            for page in self.policy.victims(self.view):
+                if nbytes is not None and freed >= nbytes:
+                    break
+                if page.id not in self._clean and page.id not in self._dirty:
+                    continue
+                if page.state is State.CLEAN or (yield from self._start_evict(page)):
+                    self._withdraw(page)
+                    leaving.append(page)
+                    freed += page.nbytes
+        finally:  # an interrupt must not leave copies under way behind
+            left, freed = yield from self._finish_evicts(leaving)
+        if nbytes is not None and freed < nbytes and left < len(leaving):  # some copies failed: others must go
+            more_left, more_freed = yield from self._free(nbytes - freed)
+            return left + more_left, freed + more_freed
+        return left, freed
+
+    def _finish_evicts(self, pages: list[Page]) -> Generator[Action, Exception | None, tuple[int, int]]:
+        left = freed = 0
+        failure: BaseException | None = None
+        for page in pages:
+            try:
+                if (yield from self._finish_evict(page)):
+                    left, freed = left + 1, freed + page.nbytes
+            except BaseException as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return left, freed
+
+    def _start_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
+        """Try the tiers in turn, nearest first; whether a copy is under way."""
+        for tier, most in self.tiers.items():
+            if (page.id, tier) in self._refused or self._held(tier) + page.nbytes > most:
+                continue
+            self._withdraw(page)
+            self.book.apply(page, Trigger.START_EVICT, tier)
+            try:
+                error = yield StartEvict(page.id, tier)
+            except BaseException:
+                self._fail_evict(page, None)
+                raise
+            if error is None:
+                return True
+            self._fail_evict(page, tier)
+        return False
+
+    def _finish_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
+        """Wait for the copy of ``page`` if one is under way, then free its device bytes; whether that was possible."""
+        if page.state is State.EVICTING:
+            tier = page.tier
+            try:
+                error = yield FinishEvict(page.id)
+            except BaseException:
+                self._fail_evict(page, None)
+                raise
+            if error is not None:
+                self._fail_evict(page, tier)
+                return False
+            self.book.apply(page, Trigger.FINISH_EVICT)
+            self.counters.evictions += 1
+            self.counters.evicted_bytes += page.nbytes
+        else:
+            self.counters.clean_drops += 1
+        yield Release(page.id)
+        self.book.apply(page, Trigger.RELEASE)
+        return True
+
+    def _fail_evict(self, page: Page, tier: Tier | None) -> None:
+        """The page stays where it was; ``tier``, if one is to blame, is not asked for it again in this step."""
+        self.book.apply(page, Trigger.FAIL_EVICT)
+        if tier is not None:
+            self._refused.add((page.id, tier))
+        self._offer(page)
+
+    def _held(self, tier: Tier) -> int:
+        return self.book.ledger.host if tier is Tier.HOST else self.book.ledger.disk
+
+    def _fetch(self, pages: list[Page]) -> Actions:
+        """Bring ``pages`` back: all start, then each is waited for, also if one fails."""
+        started: list[Page] = []
+        try:
+            for page in pages:
+                yield from self._start_fetch(page)
+                started.append(page)
+        finally:
+            failure: BaseException | None = None
+            for page in started:
+                try:
+                    yield from self._finish_fetch(page)
+                except BaseException as error:
+                    failure = error
+            if failure is not None:
+                raise failure
+
+    def _finish_fetch(self, page: Page) -> Actions:
+        try:
+            error = yield FinishFetch(page.id)
+            if error is not None:
+                raise error
+        except BaseException:
+            self.book.apply(page, Trigger.FAIL_FETCH)
+            raise
+        self.book.apply(page, Trigger.FINISH_FETCH)
+        self.counters.fetches += 1
+        self.counters.fetched_bytes += page.nbytes
+        self._offer(page)
+
+    def _start_fetch(self, page: Page) -> Actions:
+        """A device that has no room after all gets a second try with everything else gone (see N9)."""
+        for retry in (True, False):
+            self.book.apply(page, Trigger.START_FETCH)
+            try:
+                error = yield StartFetch(page.id)
+            except BaseException:
+                self.book.apply(page, Trigger.FAIL_FETCH)
+                raise
+            if error is None:
+                return
+            self.book.apply(page, Trigger.FAIL_FETCH)
+            if not retry:
+                raise error
+            yield from self._free(None)

@@ -1,0 +1,27 @@
+"""Without knowledge of the future: the longest inactive and largest page leaves, clean ones first."""
+
+from collections.abc import Iterator
+
+from torch_lms.policy.base import Policy, View
+from torch_lms.residency import Page
+
+_RECENT = 16
+"""Operations for which a clean page is spared: one just fetched is about to be used (a view of it was taken, or its
+operation is one of a few on the same tensor), and would only be fetched again."""
+
+_WINDOW = 32
+"""How many of the longest inactive pages are weighed against each other: no sweep over all pages per operation."""
+
+
+class Reactive(Policy):
+    """Clean pages not used lately; then dirty ones by inactivity times size; then the clean ones just used."""
+
+    name = "reactive"
+
+    def victims(self, view: View) -> Iterator[Page]:
+        yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
+        dirty = list(view.dirty.values())
+        for first in range(0, len(dirty), _WINDOW):
+            window = dirty[first : first + _WINDOW]
+            yield from sorted(window, key=lambda page: (view.tick - page.last_use) * page.nbytes, reverse=True)
+        yield from list(view.clean.values())
