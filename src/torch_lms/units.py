@@ -12,7 +12,9 @@ _FACTORS = {
     **{prefix: 1000**power for power, prefix in enumerate("kmgtp", start=1)},
     **{prefix + "i": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
 }
-_SIZE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:(?P<prefix>[kmgtp]i?|)b|(?P<percent>%))?\s*", re.IGNORECASE)
+_SIZE = re.compile(
+    r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:(?P<prefix>[kmgtp]i?|)b|(?P<percent>%))?\s*", re.IGNORECASE
+)
 _FORMS = 'bytes as an int, a string such as "12GB" (12e9 bytes), "11.5GiB", "80%"'
 
 

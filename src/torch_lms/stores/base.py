@@ -14,7 +14,7 @@ class Slot:
 
 
 class Pending(ABC):
-    """A copy under way. Until ``wait`` has returned, its buffer must neither be freed nor written (nor, for a read, used)."""
+    """A copy under way. Until ``wait`` has ended, its buffer must not be freed or written (nor, for a read, used)."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -67,3 +67,11 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back to the system. Slots still reserved are gone. May be called again."""
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Check the books.
+
+        Raises:
+            InvariantError: they do not add up; a bug of ours.
+        """

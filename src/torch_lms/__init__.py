@@ -1,0 +1,58 @@
+"""Large Model Support for stock PyTorch: train and run models that do not fit in memory, equal to the bit.
+
+    import torch_lms
+
+    torch_lms.enable()
+
+The names are loaded when they are first used, so that what needs no torch starts without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch_lms.errors import LmsError, StoreError, StoreFullError, UsageError, WorkingSetError
+    from torch_lms.runtime.api import (
+        attach,
+        disable,
+        enable,
+        is_enabled,
+        pinned,
+        reclaim,
+        reset_stats,
+        session,
+        stats,
+        step,
+    )
+    from torch_lms.runtime.stats import Stats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LmsError",
+    "Stats",
+    "StoreError",
+    "StoreFullError",
+    "UsageError",
+    "WorkingSetError",
+    "__version__",
+    "attach",
+    "disable",
+    "enable",
+    "is_enabled",
+    "pinned",
+    "reclaim",
+    "reset_stats",
+    "session",
+    "stats",
+    "step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'torch_lms' has no attribute {name!r}")
+    if name.endswith("Error"):
+        return getattr(import_module("torch_lms.errors"), name)
+    module = "torch_lms.runtime.stats" if name == "Stats" else "torch_lms.runtime.api"
+    return getattr(import_module(module), name)

@@ -1,0 +1,239 @@
+"""The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_lms.capture import split
+from torch_lms.capture.registry import Entry
+from torch_lms.capture.schema import OpInfo, describe
+from torch_lms.capture.sizes import Sizes
+from torch_lms.capture.tensors import is_plain, is_wrapper, no_torch_function, storage_of, tensors_among, tensors_within
+
+_OUT_OF_BOUNDS = "out of bounds for storage"
+
+
+class Sink(ABC):
+    """Whoever is told of operations, and sees to it that their pages are there. Any thread may call it."""
+
+    active: bool
+    """Whether there is anything to do; a mode left behind on some thread is inert once this is False."""
+
+    @abstractmethod
+    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
+        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
+
+    @abstractmethod
+    def tight(self, entries: list[Entry]) -> bool:
+        """Whether the room left is so little that the sizes of results must be known beforehand."""
+
+    @abstractmethod
+    def room_for_one_op(self, entries: list[Entry]) -> int:
+        """Bytes that one operation may touch without exceeding the limit by itself."""
+
+    @abstractmethod
+    def begin(self, entries: list[Entry], new_bytes: int) -> None:
+        """An operation on ``entries`` is about to run: make them resident, and room for ``new_bytes``."""
+
+    @abstractmethod
+    def end(self, entries: list[Entry], written: list[Entry]) -> None:
+        """It ended, or failed."""
+
+    @abstractmethod
+    def access(self, entries: list[Entry], written: bool = False) -> None:
+        """``entries`` are touched outside any operation."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether ``error`` says that a device's memory ran out."""
+
+    @abstractmethod
+    def recover(self, entries: list[Entry], new_bytes: int) -> None:
+        """Memory ran out inside an operation: free all that can be freed (N9)."""
+
+    @abstractmethod
+    def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
+        """The error that says that the device cannot hold the operation that ``op`` describes."""
+
+
+class LmsMode(TorchDispatchMode):
+    """Tells ``sink`` of every operation. Holds no argument longer than the operation (N21)."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink = sink
+        self._sizes = Sizes()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let `torch.compile` compile; what it runs is told of as a whole (N11)."""
+        return True
+
+    def __torch_dispatch__(  # type: ignore[override]
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` with its pages resident."""
+        kwargs = kwargs or {}
+        if not self._sink.active:
+            return func(*args, **kwargs)
+        tensors = tensors_among((*args, *kwargs.values()) if kwargs else args)
+        if types and any(map(is_wrapper, tensors)):
+            return NotImplemented  # it takes itself apart, and its parts come back here
+        if all(map(is_plain, tensors)):
+            return self._run(func, tensors, args, kwargs)
+        with no_torch_function():
+            return self._run(func, tensors, args, kwargs)
+
+    def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        info = describe(func)
+        if info.opaque:
+            tensors = tensors_within((args, kwargs))
+        if info.composite:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if info.view:
+            return self._view(func, tensors, args, kwargs)
+        entries = self._entries(tensors)
+        if not self._sink.tight(entries):
+            return self._execute(_Op(func, info, args, kwargs, tensors, entries))
+        op = _Op(func, info, args, kwargs, tensors, entries)
+        op.new_bytes = self._sizes.new_bytes(func, info, args, kwargs)
+        op.undo = op.snapshot() if info.seeded or info.writes else None
+        most = self._sink.room_for_one_op(entries)
+        if info.list_args and sum(entry.nbytes for entry in entries) + op.new_bytes > most:
+            return self._run_cut(op, most if info.writes else most // 2)
+        return self._execute(op)
+
+    def _run_cut(self, op: "_Op", most: int) -> Any:
+        results = []
+        for args, kwargs in split.runs(op.info, op.args, op.kwargs, self._nbytes, most):
+            tensors = tensors_among((*args, *kwargs.values()))
+            run = _Op(op.func, op.info, args, kwargs, tensors, self._entries(tensors))
+            run.new_bytes = self._sizes.new_bytes(op.func, op.info, args, kwargs)
+            results.append(self._execute(run))
+        return split.join(results)
+
+    def _execute(self, op: "_Op") -> Any:
+        sink, info = self._sink, op.info
+        try:
+            sink.begin(op.entries, op.new_bytes)
+        except (RuntimeError, MemoryError) as error:
+            if not sink.is_out_of_memory(error):
+                raise
+            raise sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
+        written = op.entries
+        try:
+            result = self._call(op)
+            for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
+                self._entry(tensor)
+            if not info.opaque:
+                written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
+        finally:
+            sink.end(op.entries, written)
+        return result
+
+    def _call(self, op: "_Op") -> Any:
+        """Run it; if memory runs out, once more with everything else gone (N9)."""
+        try:
+            return op.func(*op.args, **op.kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not self._sink.is_out_of_memory(error):
+                raise
+            failure = error.with_traceback(None)  # its frames would hold what must be freed
+        if op.undo is None and (op.info.writes or op.info.seeded):
+            raise failure  # it may have written half, or drawn some: a second run would not equal the first
+        self._sink.recover(op.entries, op.new_bytes)
+        if op.undo is not None:
+            op.undo()
+        try:
+            return op.func(*op.args, **op.kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if not self._sink.is_out_of_memory(error):
+                raise
+            raise self._sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
+
+    def _view(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """No byte is touched, but PyTorch checks some views against the size of the storage, 0 while it is evicted."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if _OUT_OF_BOUNDS not in str(error):
+                raise
+        self._sink.access(self._entries(tensors))
+        return func(*args, **kwargs)
+
+    def _entries(self, tensors: list[Any]) -> list[Entry]:
+        """The pages of ``tensors``, each once."""
+        found = {entry: None for tensor in tensors if (entry := self._entry(tensor)) is not None}
+        return list(found)
+
+    def _entry(self, tensor: Any) -> Entry | None:
+        return self._sink.entry_of(storage_of(tensor), tensor if isinstance(tensor, torch.Tensor) else None)
+
+    def _nbytes(self, tensors: list[Any]) -> int:
+        return sum(entry.nbytes for entry in self._entries(tensors_among(tensors)))
+
+
+@dataclass(slots=True)
+class _Op:
+    """One call of an operator. Lives as long as the call (N21).
+
+    Attributes:
+        new_bytes: what it will create, as far as is known.
+        undo: makes up for an attempt that failed; None if that is not possible, or was not prepared for.
+    """
+
+    func: Any
+    info: OpInfo
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Any]
+    entries: list[Entry]
+    new_bytes: int = 0
+    undo: Callable[[], None] | None = None
+
+    def __str__(self) -> str:
+        shapes = [f"{t.dtype}{list(t.shape)}".removeprefix("torch.") for t in self.tensors if hasattr(t, "shape")]
+        return f"{self.info.name}({', '.join(shapes)})"
+
+    def snapshot(self) -> Callable[[], None] | None:
+        """How to undo what a failed attempt may have done: random numbers drawn, small arguments written.
+
+        None if that is not possible: an argument that it writes is a page.
+        """
+        pages = {entry.key for entry in self.entries}
+        written = tensors_among(self.info.written_args(self.args, self.kwargs))
+        if any(id(storage_of(tensor)) in pages for tensor in written):
+            return None
+        generator = _generator(self.info, self.tensors, self.kwargs)
+        state = generator.get_state() if generator is not None else None
+        copies = [(tensor, tensor.clone()) for tensor in written]
+
+        def undo() -> None:
+            if generator is not None and state is not None:
+                generator.set_state(state)
+            for tensor, copy in copies:
+                tensor.copy_(copy)
+
+        return undo
+
+
+def _generator(info: OpInfo, tensors: list[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
+    """The generator that the operation draws from, if it draws."""
+    if not info.seeded:
+        return None
+    given = kwargs.get("generator")
+    if isinstance(given, torch.Generator):
+        return given
+    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    if device.type == "cuda":
+        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return torch.default_generator if device.type == "cpu" else None

@@ -1,0 +1,167 @@
+"""Roads to a storage's bytes that no operation shows (N11): each is patched, narrowly, while a session is on."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from torch_lms.capture.registry import Entry
+from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+
+_READ = ("tolist", "__repr__"), ("__getitem__", "_write_file")
+_WRITTEN = ("apply_", "map_", "map2_"), ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")
+_ADDRESS = (
+    ("data_ptr", "numpy", "__array__", "__dlpack__"),
+    ("data_ptr", "_swap_data_ptr_", "_resize_with_addr_"),
+)
+_SHARED = (), ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")
+_SIZE = ("nbytes", "size", "__len__")
+_DLPACK = (
+    (torch._C, "_to_dlpack"),
+    (torch._C, "_to_dlpack_versioned"),
+    (torch.utils.dlpack, "to_dlpack"),
+    (torch, "to_dlpack"),
+)
+
+
+class RawAccess(ABC):
+    """Whoever is told of raw accesses before they happen."""
+
+    @abstractmethod
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one."""
+
+    @abstractmethod
+    def access(self, entries: list[Entry], written: bool = False) -> None:
+        """The bytes of ``entries`` are about to be read, and perhaps ``written``."""
+
+    @abstractmethod
+    def export(self, entries: list[Entry], reason: str) -> None:
+        """The address of ``entries`` is about to escape."""
+
+    @abstractmethod
+    def resized(self, entry: Entry) -> None:
+        """The user gave the storage of ``entry`` another size."""
+
+
+class RawPatches:
+    """The patches. They let everything through that is no page."""
+
+    def __init__(self, told: RawAccess) -> None:
+        self._told = told
+        self._undo: list[Callable[[], None]] = []
+        self._saving = threading.local()
+
+    def install(self) -> None:
+        """Put the patches in place."""
+        read, written, exported = self._reading(False), self._reading(True), self._exporting("address escaped")
+        for owner, index in ((torch.Tensor, 0), (torch.UntypedStorage, 1)):
+            for names, hook in (
+                (_READ, read),
+                (_WRITTEN, written),
+                (_ADDRESS, exported),
+                (_SHARED, self._exporting("shared memory")),
+            ):
+                for name in names[index]:
+                    self._patch(owner, name, hook)
+        for module, name in _DLPACK:
+            self._patch(module, name, exported)
+        for name in _SIZE:
+            self._patch(torch.UntypedStorage, name, self._sizing)
+        self._patch(torch.UntypedStorage, "resize_", self._resizing)
+        interface: property = torch.Tensor.__dict__["__cuda_array_interface__"]
+        self._set(torch.Tensor, "__cuda_array_interface__", property(exported(interface.fget)))
+        for name in ("_save", "_legacy_save"):
+            self._patch(torch.serialization, name, self._saves)
+        self._patch(torch._C.PyTorchFileWriter, "write_record", read)
+
+    def uninstall(self) -> None:
+        """Put everything back as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _patch(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
+        if hasattr(owner, name):  # some are younger than the oldest PyTorch we support
+            self._set(owner, name, hook(getattr(owner, name)))
+
+    def _set(self, owner: Any, name: str, value: Any) -> None:
+        if name in vars(owner):
+            self._undo.append(lambda was=vars(owner)[name]: setattr(owner, name, was))  # type: ignore[misc]
+        else:
+            self._undo.append(lambda: delattr(owner, name))
+        setattr(owner, name, value)
+
+    def _pages(self, args: tuple[Any, ...]) -> list[Entry]:
+        with no_torch_function():
+            found = (self._told.find(storage_of(tensor)) for tensor in tensors_among(args))
+            return [entry for entry in found if entry is not None]
+
+    # -- hooks -------------------------------------------------------------------------------------------------------
+
+    def _reading(self, written: bool) -> Callable[[Any], Any]:
+        def hook(original: Any) -> Any:
+            @wraps(original)
+            def patched(*args: Any, **kwargs: Any) -> Any:
+                if entries := self._pages(args):
+                    self._told.access(entries, written)
+                return original(*args, **kwargs)
+
+            return patched
+
+        return hook
+
+    def _exporting(self, reason: str) -> Callable[[Any], Any]:
+        def hook(original: Any) -> Any:
+            @wraps(original)
+            def patched(*args: Any, **kwargs: Any) -> Any:
+                # `torch.save` compares addresses to find storages that are saved twice; 0 it takes for none
+                if not getattr(self._saving, "now", False) and (entries := self._pages(args)):
+                    self._told.export(entries, reason)
+                return original(*args, **kwargs)
+
+            return patched
+
+        return hook
+
+    def _sizing(self, original: Any) -> Any:
+        @wraps(original)
+        def patched(storage: torch.UntypedStorage) -> int:
+            entry = self._told.find(storage)
+            return int(original(storage)) if entry is None else entry.nbytes
+
+        return patched
+
+    def _resizing(self, original: Any) -> Any:
+        @wraps(original)
+        def patched(storage: torch.UntypedStorage, nbytes: int) -> Any:
+            entry = self._told.find(storage)
+            if entry is not None and nbytes > 0:
+                self._told.access([entry], written=True)
+            result = original(storage, nbytes)
+            if entry is not None:
+                self._told.resized(entry)
+            return result
+
+        return patched
+
+    def _saves(self, original: Any) -> Any:
+        @wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with self._while_saving():
+                return original(*args, **kwargs)
+
+        return patched
+
+    @contextmanager
+    def _while_saving(self) -> Iterator[None]:
+        before = getattr(self._saving, "now", False)
+        self._saving.now = True
+        try:
+            yield
+        finally:
+            self._saving.now = before

@@ -1,0 +1,78 @@
+"""Which storage is which page (N2)."""
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import torch
+
+from torch_lms.residency import PageId
+
+storage_nbytes = torch._C.StorageBase.nbytes
+"""The size of a storage as it stands, unpatched: 0 while it is evicted."""
+
+
+class Entry(weakref.ref[torch.UntypedStorage]):
+    """A storage that is a page, referenced weakly: call it to get the storage, or None once that is dead.
+
+    Attributes:
+        page: its number.
+        nbytes: its size, also while it is evicted.
+        unit: whoever pages its device; chosen by the runtime.
+        key: identity of the storage's Python object.
+    """
+
+    __slots__ = ("key", "nbytes", "page", "unit")
+    __hash__ = object.__hash__  # by itself, not by a referent that may be dead
+    __eq__ = object.__eq__
+    key: int
+    nbytes: int
+    page: PageId
+    unit: Any
+
+
+class Registry:
+    """All storages that are pages, found by the identity of their Python object.
+
+    PyTorch keeps a storage's Python object as long as the storage lives, whoever holds it: a view, autograd, the
+    engine. So a weak reference to it is exact, and asking whether it still refers to the storage in hand tells a new
+    storage from a dead one at the same address.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._deaths: deque[Entry] = deque()
+        self._ids = count()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._entries.values()))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one."""
+        entry = self._entries.get(id(storage))
+        return entry if entry is not None and entry() is storage else None
+
+    def add(self, storage: torch.UntypedStorage, unit: Any) -> Entry:
+        """``storage`` becomes a page of ``unit``."""
+        # The callback may run at any moment, on any thread, with our lock held: it only appends.
+        entry = Entry(storage, self._deaths.append)
+        entry.page, entry.nbytes, entry.unit, entry.key = next(self._ids), storage_nbytes(storage), unit, id(storage)
+        self._entries[entry.key] = entry
+        return entry
+
+    def drop(self, entry: Entry) -> None:
+        """``entry`` is no page any more."""
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+
+    def dead(self) -> Iterator[Entry]:
+        """Pages whose storages died since the last call."""
+        while self._deaths:
+            entry = self._deaths.popleft()
+            self.drop(entry)
+            yield entry

@@ -1,0 +1,101 @@
+"""What an operator reads and writes, from its schema and from a list of those whose schema does not tell all (N4)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_UNDECLARED_WRITES: dict[str, tuple[str, ...]] = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::_batch_norm_impl_index": ("running_mean", "running_var"),
+    "aten::batch_norm": ("running_mean", "running_var"),
+    "aten::batch_norm_update_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten::batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+    "aten::mkldnn_rnn_layer_backward": ("workspace",),
+    "aten::_cudnn_rnn": ("weight_buf", "dropout_state"),
+    "aten::_cudnn_rnn_backward": ("reserve", "dropout_state"),
+    "aten::miopen_rnn": ("dropout_state",),
+    "aten::miopen_rnn_backward": ("reserve", "dropout_state"),
+}
+"""Arguments that an operator writes although its schema does not say so. A test compares the bytes of every argument
+before and after; those of CUDA and ROCm are listed on suspicion, which costs a copy at most."""
+
+_UNDECLARED_VIEWS = frozenset({"aten::_unsafe_view", "aten::lift_fresh", "aten::lift"})
+"""Operators whose result shares the argument's storage although their schema does not say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpInfo:
+    """What must be known of an operator to run it on pages.
+
+    Attributes:
+        name: as in "aten::add.Tensor".
+        view: it only makes views: no byte is touched.
+        writes: (position, name) of the arguments it writes.
+        seeded: it draws random numbers.
+        composite: it is made of other operators, which can be run one by one.
+        opaque: a higher-order operator: all its tensors are held while it runs, and taken for written.
+        list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
+    """
+
+    name: str
+    view: bool
+    writes: tuple[tuple[int, str], ...]
+    seeded: bool
+    composite: bool
+    opaque: bool
+    list_args: tuple[int, ...]
+
+    def written_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of the arguments that are written."""
+        values = [args[position] if position < len(args) else kwargs.get(name) for position, name in self.writes]
+        return [value for value in values if value is not None]
+
+
+_infos: dict[Any, OpInfo] = {}
+
+
+def describe(func: Any) -> OpInfo:
+    """The ``OpInfo`` of an ``OpOverload`` or a higher-order operator."""
+    info = _infos.get(func)
+    if info is None:
+        info = _infos[func] = _describe(func) if isinstance(func, torch._ops.OpOverload) else _opaque(func)
+    return info
+
+
+def _describe(func: torch._ops.OpOverload) -> OpInfo:
+    schema = func._schema
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    writes = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in undeclared
+    )
+    aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return OpInfo(
+        name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
+        view=not writes and (aliases or schema.name in _UNDECLARED_VIEWS),
+        writes=writes,
+        seeded=torch.Tag.nondeterministic_seeded in func.tags,
+        composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
+        opaque=False,
+        list_args=_list_args(schema),
+    )
+
+
+def _list_args(schema: Any) -> tuple[int, ...]:
+    """For the `_foreach_` and `_fused_` families, and the gradient scaler's: every index is computed by itself (N10)."""
+    name = schema.name.removeprefix("aten::")
+    if not name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return ()
+    if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in schema.arguments):
+        return ()  # one tensor that holds a number for each index
+    return tuple(n for n, argument in enumerate(schema.arguments) if str(argument.type) in ("List[Tensor]", "Tensor[]"))
+
+
+def _opaque(func: Any) -> OpInfo:
+    return OpInfo(str(func), view=False, writes=(), seeded=True, composite=False, opaque=True, list_args=())

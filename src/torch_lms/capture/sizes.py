@@ -1,0 +1,70 @@
+"""How many bytes an operation will create, known before it runs (N8): from its shapes, on the meta device."""
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_lms.capture.registry import storage_nbytes
+from torch_lms.capture.schema import OpInfo
+
+_MOST_SIGNATURES = 20_000
+"""The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
+
+
+class Sizes:
+    """Bytes that operations create, by signature."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, int] = {}
+
+    def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Bytes of the storages that ``func`` will create; 0 where its shapes depend on data or cannot be inferred."""
+        try:
+            key = (func, _signature(args), _signature(tuple(kwargs.items())))
+            known = self._known.get(key)
+        except TypeError:  # an argument that cannot be hashed
+            return _infer(func, args, kwargs)
+        if known is None:
+            if len(self._known) >= _MOST_SIGNATURES:
+                self._known.clear()
+            known = self._known[key] = 0 if info.name in _DATA_DEPENDENT else _infer(func, args, kwargs)
+        return known
+
+
+_DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
+
+
+def _signature(values: Any) -> Any:
+    return tuple(
+        (value.shape, value.stride(), value.dtype)
+        if isinstance(value, torch.Tensor)
+        else _signature(value)
+        if isinstance(value, list | tuple)
+        else value
+        for value in values
+    )
+
+
+def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    try:
+        meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
+        if "device" in meta_kwargs:
+            meta_kwargs["device"] = torch.device("meta")
+        results = func(*meta_args, **meta_kwargs)
+    except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
+        return 0
+    given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
+    return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
+
+
+def _storages(values: Any) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return value

@@ -1,0 +1,65 @@
+"""The tensors among an operation's arguments, and their storages."""
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter
+from torch.utils import _pytree as pytree
+
+untyped_storage = torch._C.TensorBase.untyped_storage
+no_torch_function = torch._C.DisableTorchFunctionSubclass
+
+_PLAIN = frozenset({torch.Tensor, Parameter})
+_PYTHON_KEY = torch._C.DispatchKey.Python
+
+
+def tensors_among(values: Any) -> list[Any]:
+    """Tensors and storages among ``values`` and in lists there; for a sparse tensor the dense ones it is made of."""
+    found: list[Any] = []
+    for value in values:
+        if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                found.append(value)
+            else:
+                found.extend(_parts(value))
+        elif isinstance(value, list | tuple):
+            found.extend(tensors_among(value))
+        elif isinstance(value, torch.UntypedStorage):
+            found.append(value)
+    return found
+
+
+def tensors_within(values: Any) -> list[Any]:
+    """The same at any depth of ``values``, parameters and buffers of modules there included."""
+    leaves = pytree.tree_leaves(values)
+    modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    return tensors_among((*leaves, *held))
+
+
+def storage_of(tensor: Any) -> torch.UntypedStorage:
+    """The storage of a dense tensor, or of a storage itself."""
+    if isinstance(tensor, torch.UntypedStorage):
+        return tensor
+    storage: torch.UntypedStorage = untyped_storage(tensor)
+    return storage
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """Whether ``tensor`` is a subclass that dispatches by itself: it has no bytes of its own."""
+    return isinstance(tensor, torch.Tensor) and torch._C._dispatch_keys(tensor).has(_PYTHON_KEY)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether asking ``tensor`` for its properties runs nobody else's code."""
+    return type(tensor) in _PLAIN or type(tensor) is torch.UntypedStorage
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []  # opaque to us as to everyone: mkldnn

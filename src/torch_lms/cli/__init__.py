@@ -1,0 +1,1 @@
+"""The command line ``torch-lms``: one file per sub-command, each exporting ``command``."""

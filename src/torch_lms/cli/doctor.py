@@ -1,0 +1,144 @@
+"""``torch-lms doctor``: what this machine has, and what to know about it."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from torch_lms.runtime.probe import Machine
+
+Rows = list[tuple[str, str]]
+
+
+@click.command()
+@click.option(
+    "--spill-dir",
+    type=click.Path(path_type=Path),
+    help="Directory to look at and measure (default: where a session would spill).",
+)
+@click.option("--quick", is_flag=True, help="Measure nothing.")
+@json_option
+def command(spill_dir: Path | None, quick: bool, json_to: JsonTarget | None) -> None:
+    """Show what this machine has: devices, memory and the limits that bind, versions, the measured speed of every link.
+
+    Measuring takes some seconds and writes up to 1 GiB to the spill directory.
+    """
+    from torch_lms.runtime.advice import warnings_about
+    from torch_lms.runtime.probe import probe
+
+    console = people_console(json_to)
+    with console.status("looking" if quick else "measuring"):
+        machine = probe(spill_dir, measure=not quick)
+    warnings = warnings_about(machine)
+    show = _show_tables if console.is_terminal else _show_text
+    show(console, dict(_sections(machine)), warnings)
+    if json_to is not None:
+        binding, free_bytes = machine.memory.binding()
+        result = {**asdict(machine), "binding": {"name": binding, "free_bytes": free_bytes}, "warnings": warnings}
+        write_json(result, json_to)
+
+
+def _sections(machine: "Machine") -> Iterator[tuple[str, Rows]]:
+    yield "Versions", _versions(machine)
+    yield "Devices", list(_devices(machine))
+    yield "Memory", list(_memory(machine))
+    yield "Spill directory", _spill(machine)
+    if machine.links:
+        yield "Links", [(link.name, _speed(link.bytes_per_s, link.note)) for link in machine.links]
+    limit = machine.auto_limit
+    yield 'limit="auto"', [(limit.device, f"{format_bytes(limit.nbytes)}: {limit.reason}")]
+
+
+def _versions(machine: "Machine") -> Rows:
+    found = machine.versions
+    return [
+        ("torch-lms", found.torch_lms or "not installed (run from source)"),
+        ("torch", found.torch),
+        ("Python", found.python),
+        ("system", found.system),
+        ("CUDA", found.cuda or "none (this PyTorch is built without it)"),
+        ("cuDNN", str(found.cudnn or "none")),
+        ("NVIDIA driver", found.nvidia_driver or "none"),
+    ]
+
+
+def _devices(machine: "Machine") -> Iterator[tuple[str, str]]:
+    for device in machine.accelerators:
+        free, total = format_bytes(device.free_bytes), format_bytes(device.total_bytes)
+        yield device.device, f"{device.model}, {free} free of {total}"
+    cpu = machine.processor
+    yield "cpu", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable, {cpu.torch_threads} threads for torch"
+
+
+def _memory(machine: "Machine") -> Iterator[tuple[str, str]]:
+    memory = machine.memory
+    binding = memory.binding()[0]
+    yield "total RAM", format_bytes(memory.total)
+    for name, free in memory.free_under_each().items():
+        yield name, f"{format_bytes(free)} free" + (", which binds" if name == binding else "")
+    for name, limit in (("cgroup limit", memory.cgroup_limit), ("RLIMIT_DATA", memory.rlimit_data)):
+        if limit is None:
+            yield name, "unlimited"
+    locking = machine.page_locking
+    ulimit = "unlimited" if locking.ulimit_bytes is None else format_bytes(locking.ulimit_bytes)
+    yield "page-locked", f"ulimit -l is {ulimit}{_locking_trial(machine)}"
+
+
+def _locking_trial(machine: "Machine") -> str:
+    trial = machine.page_locking
+    if trial.locked_bytes is None:
+        return "; not needed without an accelerator"
+    if trial.locked_bytes == 0:
+        return f"; the driver refused: {trial.refusal}"
+    return f"; the driver locked {format_bytes(trial.locked_bytes)} in {format_seconds(trial.seconds)}"
+
+
+def _spill(machine: "Machine") -> Rows:
+    spill = machine.spill
+    return [
+        ("path", str(spill.path)),
+        ("file system", spill.filesystem),
+        ("free", f"{format_bytes(spill.free_bytes)} of {format_bytes(spill.total_bytes)}"),
+        ("direct I/O", "yes" if spill.direct else "no"),
+    ]
+
+
+def _speed(bytes_per_s: float | None, note: str) -> str:
+    return f"not measured: {note}" if bytes_per_s is None else f"{format_bytes(bytes_per_s)}/s"
+
+
+def _show_tables(console: "Console", sections: dict[str, Rows], warnings: tuple[str, ...]) -> None:
+    from rich.table import Table
+
+    table = Table(show_header=False, show_edge=False, box=None, pad_edge=False)
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for title, rows in sections.items():
+        for number, (name, value) in enumerate(rows):
+            table.add_row("" if number else title, name, value, end_section=number == len(rows) - 1)
+    console.print(table)
+    for warning in warnings:
+        console.print(f"[bold yellow]warning[/] {_escaped(warning)}", soft_wrap=True)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _show_text(console: "Console", sections: dict[str, Rows], warnings: tuple[str, ...]) -> None:
+    lines = []
+    for title, rows in sections.items():
+        lines += [title, *(f"  {name:<18} {value}" for name, value in rows)]
+    lines += [f"warning: {warning}" for warning in warnings]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)

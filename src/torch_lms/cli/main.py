@@ -1,0 +1,100 @@
+"""The command ``torch-lms``: finds the sub-command, and turns errors into one line and an exit code."""
+
+import importlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import NoReturn, cast
+
+import click
+
+from torch_lms.cli.failure import FAILED, INTERRUPTED, explain
+from torch_lms.errors import LmsError
+
+# The name of the module under torch_lms.cli, and what `torch-lms --help` says of it without importing it.
+COMMANDS = {
+    "demo": "Watch stock PyTorch run out of memory on a brain scan, and LMS train on it, equal to the bit.",
+    "run": "Run a Python script or module, unmodified, with LMS on.",
+    "doctor": "Show what this machine has: device, memory, limits, speed of every link.",
+}
+
+
+class _LazyCommands(click.Group):
+    """Imports a command's module when that command is asked for: torch takes seconds to import."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return cast(click.Command, importlib.import_module(f"torch_lms.cli.{cmd_name}").command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        python = platform.python_version()
+        click.echo(f"torch-lms {_version_of('torch-lms')} (torch {_version_of('torch')}, Python {python})")
+        ctx.exit()
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+@click.group(cls=_LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the versions and exit.",
+)
+def group() -> None:
+    """Large Model Support for stock PyTorch: train and run models that do not fit in memory."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run ``torch-lms`` and exit.
+
+    A command returns None (success), an exit code, or a function to call last. The function's errors are not ours to
+    explain, so it runs when nothing of click is left on the stack: ``run`` gives the user's script this way.
+    """
+    outcome = _obey(arguments)
+    sys.exit(outcome() if callable(outcome) else outcome)
+
+
+def _obey(arguments: Sequence[str] | None) -> int | Callable[[], None] | None:
+    try:
+        outcome: int | Callable[[], None] | None = group.main(arguments, prog_name="torch-lms", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except LmsError as error:
+        return explain(error)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return FAILED
+    return outcome
+
+
+def _discard_output() -> None:
+    """Nobody reads what we print (``torch-lms doctor | head -1``): keep Python's flush at exit from complaining."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""``torch-lms run``: a user's script, unmodified, with LMS on."""
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from torch_lms.cli.as_python import exit_code_of, run_as_main
+from torch_lms.cli.deferred import once_torch_is_imported
+from torch_lms.cli.failure import explain
+from torch_lms.cli.output import JsonTarget, json_option, json_target, write_json
+from torch_lms.errors import LmsError
+from torch_lms.units import parse_bytes
+
+
+def _size(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Refuse what is no size at all before the script starts; what it is a part of, the session will know."""
+    if value is not None and value != "auto":
+        parse_bytes(value, name=option.opts[0], whole=1)
+    return value
+
+
+def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(name, callback=_size, metavar="SIZE", help=explanation)
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+)
+@_size_option("--limit", 'Device memory for tensors: "12GB", "11.5GiB", "80%" of the device, or "auto" (default).')
+@_size_option("--min-size", "Smaller tensors are never moved (default 1MiB).")
+@_size_option("--host-limit", 'Page-locked host memory to use before the disk (default "auto").')
+@click.option(
+    "--spill-dir",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Directory on the disk that tensors are moved to.",
+)
+@click.option("--stats", "stats_to", callback=json_target, metavar="FILE", help="Write the statistics as JSON to FILE.")
+@json_option
+@click.option("--no-compile", is_flag=True, help="Let torch.compile do nothing: every operation runs eagerly.")
+@click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+def command(
+    script: str,
+    arguments: tuple[str, ...],
+    is_module: bool,
+    no_compile: bool,
+    stats_to: JsonTarget | None,
+    json_to: JsonTarget | None,
+    spill_dir: Path | None,
+    **sizes: str | None,
+) -> Callable[[], None]:
+    """Run SCRIPT with its ARGS as python would, with LMS on.
+
+    All that follows SCRIPT is the script's own. Its output, exit code, tracebacks and signals are as under python. LMS
+    starts when the script imports torch; a script that enables LMS itself adopts this session. Processes that the
+    script starts run without LMS.
+    """
+    options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if spill_dir is not None:
+        options["spill_dir"] = str(spill_dir.absolute())
+    if no_compile:
+        os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    return partial(_run, _Run(script, arguments, options), is_module, stats_to, json_to)
+
+
+@dataclass
+class _Run:
+    """What is known of the run; ``session`` is None until the script imports torch."""
+
+    script: str
+    arguments: tuple[str, ...]
+    options: dict[str, Any]
+    exit_code: int = 0
+    session: Any = None
+    pid: int = field(default_factory=os.getpid)
+    began_s: float = field(default_factory=time.perf_counter)
+
+
+def _run(run: _Run, is_module: bool, stats_to: JsonTarget | None, json_to: JsonTarget | None) -> None:
+    once_torch_is_imported(partial(_enable, run))
+    # Registered before the script's own exit functions, so it is called after them and after the last thread.
+    atexit.register(_write_results, run, stats_to, json_to)
+    try:
+        run_as_main(run.script, run.arguments, is_module=is_module)
+    except BaseException as error:
+        run.exit_code = exit_code_of(error)
+        raise
+
+
+def _enable(run: _Run) -> None:
+    if os.getpid() != run.pid:  # forked before the script imported torch
+        return
+    import torch_lms.compat  # noqa: F401  # IBM's names on torch.cuda, for scripts of 2019
+    from torch_lms.runtime.api import enable_for_script
+
+    try:
+        run.session = enable_for_script(**run.options)
+    except LmsError as error:
+        raise SystemExit(explain(error)) from None
+
+
+def _write_results(run: _Run, stats_to: JsonTarget | None, json_to: JsonTarget | None) -> None:
+    if os.getpid() != run.pid or (stats_to is None and json_to is None):
+        return
+    stats = _stats(run)
+    if stats is None and "torch" not in sys.modules:
+        print("torch-lms: no statistics: the script did not import torch", file=sys.stderr)
+    result = {
+        "script": run.script,
+        "arguments": run.arguments,
+        "exit_code": run.exit_code,
+        "wall_s": time.perf_counter() - run.began_s,
+        "options": run.options,
+        "stats": stats,
+    }
+    for target, value in ((stats_to, stats), (json_to, result)):
+        if target is not None:
+            _write(value, target)
+
+
+def _stats(run: _Run) -> object:
+    """Of the session in force; of ours, if the script has ended it."""
+    if run.session is None:
+        return None
+    from torch_lms.runtime import api
+
+    return api.stats() if api.is_enabled() else run.session.stats()
+
+
+def _write(value: object, target: JsonTarget) -> None:
+    try:
+        write_json(value, target)
+    except click.ClickException as error:
+        error.show()  # the exit code stays the script's

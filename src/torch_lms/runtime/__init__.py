@@ -1,0 +1,1 @@
+"""Performs the pager's actions for real, and wires everything together."""

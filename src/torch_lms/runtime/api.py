@@ -1,0 +1,243 @@
+"""What users call. One session at a time in a process."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from torch_lms.errors import SessionError
+from torch_lms.runtime import attach as threads
+from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.runtime.cpu import CpuExecutor
+from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.options import Options, check
+from torch_lms.runtime.session import Session
+from torch_lms.runtime.stats import Stats
+from torch_lms.runtime.steps import StepHooks
+from torch_lms.runtime.streams import StreamExecutor
+from torch_lms.stores.disk import DiskStore
+from torch_lms.stores.host import HostStore
+
+_log = logging.getLogger("torch_lms")
+
+
+class Lms:
+    """A session that is on, as ``torch_lms.session()`` gives it."""
+
+    def __init__(self, options: Options) -> None:
+        self._session = Session(options, lambda device: _new_executor(device, options))
+        self._steps = StepHooks(self._session.step, self._session.adopt)
+        self._threads = threads.ThreadHook(self._session.mode)
+        self._steps.install()
+        self._threads.install()
+        self.attach()
+
+    def stats(self) -> Stats:
+        """What happened so far."""
+        return self._session.stats()
+
+    def reset_stats(self) -> None:
+        """Start counting anew."""
+        self._session.reset_stats()
+
+    def step(self) -> None:
+        """A step ends here (otherwise boundaries are found: see N14)."""
+        self._session.step()
+
+    def reclaim(self) -> None:
+        """Evict whatever is not in use."""
+        self._session.reclaim()
+
+    def attach(self) -> None:
+        """The calling thread takes part. Threads started during the session do so by themselves."""
+        threads.attach(self._session.mode)
+
+    def validate(self) -> None:
+        """Check every invariant of the session's books (for tests and bug reports).
+
+        Raises:
+            InvariantError: one does not hold.
+        """
+        self._session.validate()
+
+    def _stop(self) -> None:
+        self._session.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._threads.uninstall()
+        self._steps.uninstall()
+        threads.detach(self._session.mode)
+
+
+_running: Lms | None = None
+_adoptable = False
+"""Whether the session was started for a script that may itself enable LMS, and then adopts it."""
+_last_stats = Stats()
+
+
+def enable(
+    limit: int | str = "auto",
+    min_size: int | str = "1MiB",
+    host_limit: int | str = "auto",
+    spill_dir: str | os.PathLike[str] | None = None,
+    policy: str = "planned",
+    recompute: bool = True,
+    *,
+    device: str | torch.device = "auto",
+) -> None:
+    """Turn Large Model Support on for this process, until ``disable()``.
+
+    Args:
+        limit: bytes of device memory that tensors may occupy: an int, a string ("12GB" = 12e9, "11.5GiB", "80%" of the
+            device), or "auto": what the device can hold, so that nothing moves until it must. Soft for the operation
+            that runs: 0 works, and evicts everything not in use.
+        min_size: smaller storages never move.
+        host_limit: page-locked host memory to use before the disk. "auto": half of what is free.
+        spill_dir: directory for the spill file. None: the first of $TORCH_LMS_SPILL_DIR, $TMPDIR, /var/tmp, /tmp that is
+            on a disk.
+        policy: "planned" or "reactive".
+        recompute: whether a planned session may make tensors again instead of moving them.
+        device: "auto": the accelerator if there is one, else the CPU.
+
+    Raises:
+        UsageError: an argument that cannot be obeyed.
+        SessionError: it is on already, or this thread is inside another dispatch mode.
+    """
+    threads.refuse_inside_other_modes()
+    _start(_given(locals()))
+
+
+@contextmanager
+def session(
+    limit: int | str = "auto",
+    min_size: int | str = "1MiB",
+    host_limit: int | str = "auto",
+    spill_dir: str | os.PathLike[str] | None = None,
+    policy: str = "planned",
+    recompute: bool = True,
+    *,
+    device: str | torch.device = "auto",
+) -> Iterator[Lms]:
+    """Large Model Support inside a ``with`` block. Arguments and errors as for ``enable``."""
+    running = _start(_given(locals()))
+    try:
+        yield running
+    finally:
+        if _running is running:
+            disable()
+
+
+def disable() -> None:
+    """Turn it off. Everything comes back to the device first.
+
+    Raises:
+        SessionError: it is off.
+        RuntimeError: not everything fits on the device. Nothing is lost, and the session goes on.
+    """
+    global _running, _last_stats
+    running = _required()
+    stats = running.stats()
+    running._stop()
+    _running, _last_stats = None, stats
+
+
+def enable_for_script(**options: Any) -> None:
+    """``enable``, for a script that is about to run and may enable LMS itself: then it adopts this session."""
+    global _adoptable
+    enable(**options)
+    _adoptable = True
+
+
+def is_enabled() -> bool:
+    """Whether a session is on in this process."""
+    return _running is not None
+
+
+def stats() -> Stats:
+    """Figures of the session that is on, else of the last one."""
+    return _running.stats() if _running is not None else _last_stats
+
+
+def reset_stats() -> None:
+    """Start counting anew."""
+    _required().reset_stats()
+
+
+def step() -> None:
+    """A training step ends here. Only needed where it is not found: see ``docs/design.md``, N14."""
+    _required().step()
+
+
+def reclaim() -> None:
+    """Evict every page not in use, now."""
+    _required().reclaim()
+
+
+def attach() -> None:
+    """The calling thread takes part in the session. Threads started while it is on do so by themselves."""
+    _required().attach()
+
+
+def pinned(tensor_or_module: Any) -> AbstractContextManager[None]:
+    """Inside this ``with`` block a tensor, the tensors of a module, or of a list or dict of them, stay on the device.
+
+    Raises:
+        UsageError: there is no tensor in it.
+        SessionError: no session is on.
+    """
+    return _required()._session.pinned(tensor_or_module)
+
+
+def _given(arguments: dict[str, Any]) -> Options:
+    return check(**arguments)
+
+
+def _start(options: Options) -> Lms:
+    global _running, _adoptable
+    if _running is not None and _adoptable:
+        _adoptable = False
+        _log.warning("the script enables LMS itself; the session that torch-lms started for it goes on, as it is")
+        return _running
+    if _running is not None:
+        raise SessionError("LMS is on already, and a process has one session: call torch_lms.disable() first")
+    _running = Lms(options)
+    return _running
+
+
+def _required() -> Lms:
+    if _running is None:
+        raise SessionError("LMS is off: call torch_lms.enable() first, or work inside `with torch_lms.session():`")
+    return _running
+
+
+def _new_executor(device: torch.device, options: Options) -> Executor:
+    disk = DiskStore(options.spill_dir)
+    if device.type == "cpu":
+        return CpuExecutor(disk)
+    accelerator = AcceleratorDevice(device)
+    return StreamExecutor(accelerator, HostStore(options.host_limit, accelerator.page_lock), disk)
+
+
+def _before_fork() -> None:
+    if _running is not None:
+        _running._session.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _running is not None:
+        _running._session.after_fork_in_parent()
+
+
+def _after_fork_in_child() -> None:
+    global _running
+    if _running is not None:
+        running, _running = _running, None
+        if not running._session.after_fork_in_child():
+            running._let_go()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -1,0 +1,124 @@
+"""Without an accelerator: RAM is the device, and pages go to the disk."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+
+from torch_lms.capture.registry import Entry
+from torch_lms.errors import StoreError
+from torch_lms.residency import PageId, Tier
+from torch_lms.runtime import malloc
+from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
+from torch_lms.stores.base import Pending, Slot
+from torch_lms.stores.disk import DiskStore
+
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A page's place on disk; ``pending`` and ``storage`` are set while it is under way."""
+
+    slot: Slot
+    pending: Pending | None = None
+    storage: torch.UntypedStorage | None = None
+
+
+class CpuExecutor(Executor):
+    """RAM to disk and back.
+
+    Args:
+        disk: where pages go.
+    """
+
+    def __init__(self, disk: DiskStore) -> None:
+        super().__init__({Tier.DISK: disk.capacity})
+        self._disk = disk
+        self._copies: dict[PageId, _Copy] = {}
+        self._evicted_before = False
+
+    def start_evict(self, entry: Entry, tier: Tier) -> None:
+        if not self._evicted_before:
+            self._evicted_before = True
+            malloc.return_freed_memory()
+        storage = entry()
+        if storage is None:
+            return
+        slot = self._disk.reserve(entry.nbytes)
+        self._copies[entry.page] = _Copy(slot, self._disk.write(slot, memory_of(storage)), storage)
+
+    def finish_evict(self, entry: Entry) -> None:
+        copy = self._copies.get(entry.page)
+        if copy is None:
+            return
+        try:
+            self._finish(copy)
+        except BaseException:
+            self.discard(entry)
+            raise
+
+    def release(self, entry: Entry) -> None:
+        storage = entry()
+        if storage is not None:
+            empty_storage(storage)
+
+    def start_fetch(self, entry: Entry) -> None:
+        copy, storage = self._copies.get(entry.page), entry()
+        if copy is None or storage is None:
+            return
+        fill_storage(storage, entry.nbytes)
+        copy.storage = storage
+        copy.pending = self._disk.read(copy.slot, memory_of(storage))
+
+    def finish_fetch(self, entry: Entry) -> None:
+        copy = self._copies.get(entry.page)
+        if copy is None:
+            return
+        try:
+            self._finish(copy)
+        except BaseException:
+            self.release(entry)
+            raise
+
+    def discard(self, entry: Entry) -> None:
+        copy = self._copies.pop(entry.page, None)
+        if copy is not None:
+            self._disk.release(copy.slot)
+
+    def use(self, entries: Iterable[Entry]) -> None:
+        """Nothing to order: there is one stream, the program."""
+
+    def forget(self, entry: Entry) -> None:
+        """Nothing is kept of a page without a lower copy."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+    def trim(self) -> None:
+        malloc.trim()
+
+    def close(self) -> None:
+        self._copies.clear()
+        self._disk.close()
+
+    def abandon(self) -> None:
+        self._copies.clear()
+        self._disk.abandon()
+
+    def _finish(self, copy: _Copy) -> None:
+        """Wait for ``copy``. Whatever comes, an interrupt too, nobody touches its memory afterwards."""
+        pending = copy.pending
+        if pending is None:
+            return
+        try:
+            self._wait(pending.wait)
+        except StoreError:
+            raise
+        except BaseException:
+            with suppress(StoreError):
+                pending.wait()
+            raise
+        finally:
+            copy.pending = copy.storage = None

@@ -1,0 +1,148 @@
+"""Performs the pager's actions on storages. One executor for each kind of device."""
+
+import ctypes
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.residency import Tier
+
+CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+"""Whether this PyTorch (from 2.12 on) can exchange the memory of two storages: then also storages that refuse to be
+resized, as those from `torch.load`, can be paged (N12)."""
+
+_resize = torch._C.StorageBase.resize_
+_resizable = torch._C.StorageBase.resizable
+_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.restype = ctypes.py_object
+_view_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_WRITABLE = 0x200
+
+
+class Executor(ABC):
+    """Moves pages of one device.
+
+    A page under way has its storage held by the executor, so it cannot die on the way. A page whose storage died
+    before its turn came is skipped: the pager will hear of the death.
+
+    Attributes:
+        tiers: most bytes of each lower tier, nearest first.
+        stall_s: seconds in which the host waited for copies.
+    """
+
+    def __init__(self, tiers: dict[Tier, int]) -> None:
+        self.tiers = tiers
+        self.stall_s = 0.0
+        self._perform: dict[type[Any], Callable[[Any, Entry], None]] = {
+            StartEvict: lambda action, entry: self.start_evict(entry, action.tier),
+            FinishEvict: lambda _, entry: self.finish_evict(entry),
+            Release: lambda _, entry: self.release(entry),
+            StartFetch: lambda _, entry: self.start_fetch(entry),
+            FinishFetch: lambda _, entry: self.finish_fetch(entry),
+            Discard: lambda _, entry: self.discard(entry),
+        }
+
+    def perform(self, action: Action, entry: Entry) -> None:
+        """Do ``action``, which is about ``entry``."""
+        self._perform[type(action)](action, entry)
+
+    @abstractmethod
+    def start_evict(self, entry: Entry, tier: Tier) -> None:
+        """Start to copy the page down.
+
+        Raises:
+            StoreError: the tier has no room; nothing changed.
+        """
+
+    @abstractmethod
+    def finish_evict(self, entry: Entry) -> None:
+        """Make the lower copy count.
+
+        Raises:
+            StoreError: it failed; the device's copy is as it was.
+        """
+
+    @abstractmethod
+    def release(self, entry: Entry) -> None:
+        """Free the page's device bytes."""
+
+    @abstractmethod
+    def start_fetch(self, entry: Entry) -> None:
+        """Allocate device bytes and start to copy the page up.
+
+        Raises:
+            RuntimeError: the device has no room (see ``is_out_of_memory``); nothing changed.
+        """
+
+    @abstractmethod
+    def finish_fetch(self, entry: Entry) -> None:
+        """Make the page usable.
+
+        Raises:
+            StoreError: it could not be read; it is evicted as before.
+        """
+
+    @abstractmethod
+    def discard(self, entry: Entry) -> None:
+        """Give up the lower copy."""
+
+    @abstractmethod
+    def use(self, entries: Iterable[Entry]) -> None:
+        """An operation is about to use ``entries``, which are resident, on the current stream."""
+
+    @abstractmethod
+    def forget(self, entry: Entry) -> None:
+        """The storage of ``entry`` died, and its lower copy, if there was one, is given up."""
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether ``error`` says that the device's memory ran out."""
+
+    @abstractmethod
+    def trim(self) -> None:
+        """Give memory that was freed, but is cached, back to the device."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up all lower copies and whatever else is held."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """In a forked child: let go of everything without touching what the parent still uses."""
+
+    def _wait(self, wait: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            wait()
+        finally:
+            self.stall_s += time.perf_counter() - started
+
+
+def empty_storage(storage: torch.UntypedStorage) -> None:
+    """Free the memory of ``storage``."""
+    if _resizable(storage):
+        _resize(storage, 0)
+    else:
+        storage._swap_data_ptr_(torch.UntypedStorage(0, device=storage.device))
+
+
+def fill_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
+    """Give the emptied ``storage`` new memory of ``nbytes`` bytes, uninitialized."""
+    if _resizable(storage):
+        _resize(storage, nbytes)
+    else:
+        storage._swap_data_ptr_(torch.UntypedStorage(nbytes, device=storage.device))
+
+
+def memory_of(owner: torch.UntypedStorage | torch.Tensor) -> memoryview:
+    """The bytes of a storage, or of a contiguous uint8 tensor, on the host. Does not keep its owner alive."""
+    if isinstance(owner, torch.Tensor):
+        view: memoryview = _view_memory(torch._C.TensorBase.data_ptr(owner), owner.numel(), _WRITABLE)
+    else:
+        view = _view_memory(torch._C.StorageBase.data_ptr(owner), storage_nbytes(owner), _WRITABLE)
+    return view

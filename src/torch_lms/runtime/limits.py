@@ -1,0 +1,46 @@
+"""How much a device can hold (N7)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_lms.machine.memory import read_host_memory
+
+_MARGIN_SHARE = 0.05
+_LEAST_MARGIN = 256 << 20
+"""Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoLimit:
+    """What "auto" chooses: ``nbytes`` more may be taken, because of ``reason``; ``whole`` is what a percentage is of."""
+
+    nbytes: int
+    reason: str
+    whole: int
+
+
+def auto_limit(device: torch.device) -> AutoLimit:
+    """What ``device`` can still hold now, less a margin."""
+    return _of_host() if device.type == "cpu" else _of_accelerator(device)
+
+
+def _less_margin(nbytes: int) -> int:
+    return max(0, nbytes - max(_LEAST_MARGIN, int(nbytes * _MARGIN_SHARE)))
+
+
+def _of_host() -> AutoLimit:
+    memory = read_host_memory()
+    name, free = memory.binding()
+    wholes = {"RLIMIT_DATA": memory.rlimit_data, "RLIMIT_AS": memory.rlimit_as, "cgroup limit": memory.cgroup_limit}
+    return AutoLimit(_less_margin(free), name, wholes.get(name) or memory.total)
+
+
+def _of_accelerator(device: torch.device) -> AutoLimit:
+    module = torch.get_device_module(device)
+    free, total = module.mem_get_info(device)
+    fraction = getattr(module, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    allowed, reserved = int(total * fraction), module.memory_reserved(device)
+    reason = "device memory" if fraction >= 1 else f"per-process fraction {fraction:.3g} of device memory"
+    cached = reserved - module.memory_allocated(device)
+    return AutoLimit(_less_margin(min(free, max(0, allowed - reserved)) + cached), reason, allowed)

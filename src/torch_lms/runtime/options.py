@@ -1,0 +1,105 @@
+"""What the user asked for, checked."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from torch_lms.errors import UsageError
+from torch_lms.machine.memory import read_host_memory
+from torch_lms.policy import Policy, Reactive
+from torch_lms.runtime.limits import auto_limit
+from torch_lms.stores.spill_dir import default_spill_dir
+from torch_lms.units import parse_bytes
+
+_POLICIES: dict[str, type[Policy]] = {"reactive": Reactive, "planned": Reactive}
+"""By name. There is no planner yet: "planned" is reactive, and ``Stats.policy`` says so."""
+
+_HOST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """A session's settings.
+
+    Attributes:
+        kind: "cpu", or the accelerator's type.
+        limit: bytes, or None for whatever the device can hold.
+        min_size: smaller storages never move, bytes.
+        host_limit: most bytes of page-locked host memory.
+        spill_dir: directory of the spill file.
+        policy: name.
+    """
+
+    kind: str
+    limit: int | None
+    min_size: int
+    host_limit: int
+    spill_dir: Path
+    policy: str
+
+    def new_policy(self) -> Policy:
+        """A policy of the kind asked for."""
+        return _POLICIES[self.policy]()
+
+
+def check(
+    *,
+    limit: int | str,
+    min_size: int | str,
+    host_limit: int | str,
+    spill_dir: str | os.PathLike[str] | None,
+    policy: str,
+    recompute: bool,
+    device: str | torch.device,
+) -> Options:
+    """The settings meant by the arguments of ``enable``.
+
+    Raises:
+        UsageError: one of them makes no sense; says what would.
+    """
+    kind = _kind(device)
+    if policy not in _POLICIES:
+        raise UsageError(f"policy must be one of {', '.join(map(repr, _POLICIES))}; got {policy!r}")
+    if not isinstance(recompute, bool):
+        raise UsageError(f"recompute must be True or False; got {recompute!r}")
+    return Options(
+        kind=kind,
+        limit=_limit(limit, kind),
+        min_size=max(1, parse_bytes(min_size, name="min_size")),
+        host_limit=_host_limit(host_limit),
+        spill_dir=default_spill_dir() if spill_dir is None else Path(spill_dir),
+        policy=policy,
+    )
+
+
+def _kind(device: str | torch.device) -> str:
+    if str(device) == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        return "cpu" if found is None else found.type
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise UsageError(f'device must be "auto", "cpu" or an accelerator such as "cuda"; got {device!r}') from error
+    available = {"cpu"} | {a.type for a in [torch.accelerator.current_accelerator(check_available=True)] if a}
+    if kind not in available:
+        raise UsageError(f"this machine has no {kind!r} device (it has: {', '.join(sorted(available))})")
+    return kind
+
+
+def _limit(limit: int | str, kind: str) -> int | None:
+    if limit == "auto":
+        return None
+    whole = auto_limit(torch.device(kind)).whole
+    nbytes = parse_bytes(limit, name="limit", whole=whole)
+    if nbytes > 1 << 60:
+        raise UsageError(f'limit is more than any device has: {limit!r}; give {"bytes"} it can hold, or "auto"')
+    return nbytes
+
+
+def _host_limit(limit: int | str) -> int:
+    memory = read_host_memory()
+    if limit == "auto":
+        return int(memory.binding()[1] * _HOST_SHARE)
+    return parse_bytes(limit, name="host_limit", whole=memory.total)

@@ -1,0 +1,389 @@
+"""A session: every storage of one kind of device becomes a page, until the session ends."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torch_lms.capture.mode import LmsMode, Sink
+from torch_lms.capture.raw import RawAccess, RawPatches
+from torch_lms.capture.registry import Entry, Registry, storage_nbytes
+from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_within
+from torch_lms.errors import ForkedPageError, InvariantError, UsageError, WorkingSetError
+from torch_lms.pager import (
+    Accessed,
+    Counters,
+    Exported,
+    OpEnds,
+    Pinned,
+    Reclaim,
+    Resized,
+    Restore,
+    StepEnded,
+    Unpinned,
+)
+from torch_lms.residency import PageId, State
+from torch_lms.runtime.executor import CAN_SWAP, Executor
+from torch_lms.runtime.options import Options
+from torch_lms.runtime.stats import Stats
+from torch_lms.runtime.unit import Unit
+from torch_lms.units import format_bytes
+
+_SMALL_INTEGERS = 64 << 10
+"""Integer tensors on the CPU below this are read by PyTorch itself without an operation that shows it (N12)."""
+
+
+class Session(Sink, RawAccess):
+    """Pages of all devices of one kind.
+
+    Any thread may call any method; one lock guards the books. Operations themselves run outside it, with their pages
+    pinned.
+
+    Args:
+        options: the settings.
+        new_executor: makes the executor of a device.
+    """
+
+    def __init__(self, options: Options, new_executor: Callable[[torch.device], Executor]) -> None:
+        self.options = options
+        self.active = True
+        self.mode = LmsMode(self)
+        self.lock = threading.RLock()
+        self._new_executor = new_executor
+        self._registry = Registry()
+        self._lost_to_fork: set[PageId] = set()
+        self._patches = RawPatches(self)
+        self._units: dict[torch.device, Unit] = {}
+        self._default = self._unit_of(_current_device(options.kind))
+        self._patches.install()
+
+    # -- told by capture ---------------------------------------------------------------------------------------------
+
+    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
+        entry = self._registry.find(storage)
+        if entry is None and storage_nbytes(storage) >= self.options.min_size:
+            return self._register(storage, tensor)
+        return entry
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        return self._registry.find(storage)
+
+    def tight(self, entries: list[Entry]) -> bool:
+        pager = (entries[0].unit if entries else self._default).pager
+        return bool(pager.book.ledger.device * 2 >= pager.limit)
+
+    def room_for_one_op(self, entries: list[Entry]) -> int:
+        return int((entries[0].unit if entries else self._default).pager.limit)
+
+    def begin(self, entries: list[Entry], new_bytes: int) -> None:
+        if not entries and not new_bytes:
+            return
+        self._refuse_lost(entries)
+        with self.lock:
+            self._bury()
+            begun: list[tuple[Unit, tuple[PageId, ...]]] = []
+            try:
+                for unit, its in self._by_unit(entries):
+                    pages = tuple(entry.page for entry in its)
+                    unit.begin(its, pages, new_bytes if unit is (its[0].unit if its else self._default) else 0)
+                    begun.append((unit, pages))
+            except BaseException:
+                for unit, pages in begun:
+                    unit.tell(OpEnds(pages, ()))
+                raise
+
+    def end(self, entries: list[Entry], written: list[Entry]) -> None:
+        with self.lock:
+            for entry in written:
+                self._notice_size(entry)
+            for unit, its in self._by_unit(entries):
+                if its or unit.pager.room < 0:
+                    pages = tuple(entry.page for entry in its)
+                    unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
+
+    def access(self, entries: list[Entry], written: bool = False) -> None:
+        self._refuse_lost(entries)
+        with self.lock:
+            self._bury()
+            for unit, its in self._by_unit(entries):
+                unit.tell(Accessed(tuple(entry.page for entry in its), written))
+                unit.executor.use(its)
+
+    def export(self, entries: list[Entry], reason: str) -> None:
+        self._refuse_lost(entries)
+        with self.lock:
+            self._bury()
+            for unit, its in self._by_unit(entries):
+                unit.tell(Exported(tuple(entry.page for entry in its), reason))
+                unit.executor.use(its)
+
+    def resized(self, entry: Entry) -> None:
+        with self.lock:
+            self._notice_size(entry)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return any(unit.executor.is_out_of_memory(error) for unit in self._units.values())
+
+    def recover(self, entries: list[Entry], new_bytes: int) -> None:
+        with self.lock:
+            for unit, _ in self._by_unit(entries):
+                unit.learn_from_failure(new_bytes)
+                unit.tell(Reclaim())
+                unit.executor.trim()
+
+    def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
+        unit = entries[0].unit if entries else self._default
+        held = sum(entry.nbytes for entry in entries)
+        others = unit.pager.book.ledger.device - sum(
+            entry.nbytes for entry in entries if unit.pager.book[entry.page].state.on_device
+        )
+        return WorkingSetError(
+            f"{unit.device} cannot hold what {op} alone needs: {format_bytes(held)} of arguments and "
+            f"{format_bytes(new_bytes)} of results, beside its workspace; all other tensors that can move have left "
+            f"({format_bytes(max(0, others))} cannot). Use a smaller batch, crop or layer, or a device with more memory. "
+            f"PyTorch said: {error}"
+        )
+
+    # -- told by the user --------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A training step ended."""
+        with self.lock:
+            self._bury()
+            for unit in self._units.values():
+                unit.tell(StepEnded())
+                unit.refresh_limit()
+
+    def reclaim(self) -> None:
+        """Evict whatever may leave."""
+        with self.lock:
+            self._bury()
+            for unit in self._units.values():
+                unit.tell(Reclaim())
+
+    def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
+        """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""
+        if not CAN_SWAP:
+            return
+        for tensor in tensors:
+            storage = storage_of(tensor)
+            entry = self.entry_of(storage, tensor)
+            if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
+                with self.lock:
+                    self._remove(entry)
+                    self._registry.drop(entry)
+                    self._register(storage, tensor, owned=True)
+
+    @contextmanager
+    def pinned(self, what: Any) -> Iterator[None]:
+        """Keep the tensors in ``what`` (a tensor, a module, or a nest of them) on the device."""
+        tensors = tensors_within(what)
+        if not tensors:
+            raise UsageError(f"pinned() takes a tensor, a module, or a list or dict of them; got {what!r}")
+        with no_torch_function():
+            entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
+        groups = [(unit, tuple(entry.page for entry in its)) for unit, its in self._by_unit(list(entries))]
+        with self.lock:
+            self._bury()
+            for unit, pages in groups:
+                unit.tell(Pinned(pages))
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._bury()
+                for unit, pages in groups:
+                    unit.tell(Unpinned(pages))
+
+    def stats(self) -> Stats:
+        """The figures now."""
+        with self.lock:
+            self._bury()
+            units = list(self._units.values())
+            counters = [unit.pager.counters for unit in units]
+            ledgers = [unit.pager.book.ledger for unit in units]
+            unpaged: dict[str, int] = {}
+            for page in (page for unit in units for page in unit.pager.book if page.unpageable):
+                unpaged[page.unpageable] = unpaged.get(page.unpageable, 0) + page.nbytes
+            return Stats(
+                steps=max(c.steps for c in counters),
+                demand_bytes=sum(c.demand_bytes for c in counters),
+                limit_bytes=sum(unit.pager.limit for unit in units),
+                resident_bytes=sum(ledger.device for ledger in ledgers),
+                peak_resident_bytes=sum(ledger.peak_device for ledger in ledgers),
+                evicted_bytes=sum(c.evicted_bytes for c in counters),
+                evictions=sum(c.evictions for c in counters),
+                fetched_bytes=sum(c.fetched_bytes for c in counters),
+                fetches=sum(c.fetches for c in counters),
+                clean_drops=sum(c.clean_drops for c in counters),
+                stall_s=sum(unit.executor.stall_s for unit in units),
+                host_bytes=sum(ledger.host for ledger in ledgers),
+                disk_bytes=sum(ledger.disk for ledger in ledgers),
+                policy=self._default.pager.policy.name,
+                recoveries=sum(unit.recoveries for unit in units),
+                unpaged_bytes=unpaged,
+                allocations={
+                    "free": sum(c.room_from_free for c in counters),
+                    "one": sum(c.room_from_one for c in counters),
+                    "some": sum(c.room_from_some for c in counters),
+                    "all": sum(c.room_from_all for c in counters),
+                    "retry": sum(unit.recoveries for unit in units),
+                },
+            )
+
+    def reset_stats(self) -> None:
+        """Start counting anew."""
+        with self.lock:
+            for unit in self._units.values():
+                unit.pager.counters = Counters(demand_bytes=unit.pager.counters.demand_bytes)
+                unit.pager.book.ledger.peak_device = unit.pager.book.ledger.device
+                unit.executor.stall_s, unit.recoveries = 0.0, 0
+
+    def validate(self) -> None:
+        """Check every invariant of the books, and the books against the storages themselves."""
+        with self.lock:
+            self._bury()
+            for unit in self._units.values():
+                unit.pager.validate()
+            for entry in self._registry:
+                storage = entry()
+                if storage is not None:
+                    _check(entry, storage)
+
+    def close(self) -> None:
+        """Bring everything back, and let go. If something does not fit, the session goes on.
+
+        Raises:
+            LmsError, RuntimeError: a page could not be brought back.
+        """
+        with self.lock:
+            self._bury()
+            for unit in self._units.values():
+                unit.tell(Restore(tuple(page.id for page in unit.pager.book)))
+            self.active = False
+            self._patches.uninstall()
+            for unit in self._units.values():
+                unit.executor.close()
+
+    # -- forks (N13) -------------------------------------------------------------------------------------------------
+
+    def before_fork(self) -> None:
+        """The child may read pages on the CPU: bring back what has room under the limit."""
+        self.lock.acquire()
+        self._bury()
+        unit = self._units.get(torch.device("cpu"))
+        if unit is not None:
+            for page in list(unit.pager.book):
+                if page.state is State.EVICTED and page.nbytes <= unit.pager.room:
+                    unit.tell(Restore((page.id,)))
+
+    def after_fork_in_parent(self) -> None:
+        """Go on."""
+        self.lock.release()
+
+    def after_fork_in_child(self) -> bool:
+        """Let go of all that is the parent's. Whether pages stayed behind that the child must not touch."""
+        self.lock = threading.RLock()
+        for unit in self._units.values():
+            self._lost_to_fork |= {p.id for p in unit.pager.book if unit.device.type == "cpu" and not p.state.on_device}
+            unit.executor.abandon()
+        if not self._lost_to_fork:
+            self.active = False
+            self._patches.uninstall()
+        return bool(self._lost_to_fork)
+
+    def _refuse_lost(self, entries: list[Entry]) -> None:
+        if self._lost_to_fork and any(entry.page in self._lost_to_fork for entry in entries):
+            raise ForkedPageError(
+                "a forked process touched a tensor that its parent had moved to disk, and cannot bring it back. "
+                "Keep it in memory while processes are started (torch_lms.pinned), or start them by spawn"
+            )
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def _register(
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, owned: bool = False
+    ) -> Entry | None:
+        if storage.device.type != self.options.kind or self._lost_to_fork:
+            return None
+        if tensor is not None and (_is_read_unseen(tensor, storage) or tensor._is_zerotensor()):
+            return None
+        with self.lock:
+            entry = self._registry.find(storage)
+            if entry is None:
+                unit = self._unit_of(storage.device)
+                entry = self._registry.add(storage, unit)
+                unit.add(entry, _why_unpageable(storage, owned or isinstance(tensor, torch.nn.Parameter)))
+            return entry
+
+    def _bury(self) -> None:
+        """Forget the pages whose storages died."""
+        for entry in self._registry.dead():
+            self._remove(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        if entry.page in entry.unit.pager.book:
+            entry.unit.remove(entry)
+
+    def _notice_size(self, entry: Entry) -> None:
+        storage = entry()
+        if storage is None or entry.page not in entry.unit.pager.book:
+            return
+        nbytes = storage_nbytes(storage)
+        if nbytes == entry.nbytes or not entry.unit.pager.book[entry.page].state.on_device:
+            return
+        if nbytes == 0:  # freed by hand, as FSDP does: a new page if it is filled again
+            self._registry.drop(entry)
+            self._remove(entry)
+        else:
+            entry.nbytes = nbytes
+            entry.unit.tell(Resized(entry.page, nbytes))
+
+    def _unit_of(self, device: torch.device) -> Unit:
+        unit = self._units.get(device)
+        if unit is None:
+            with self.lock:
+                options = self.options
+                unit = Unit(device, self._new_executor(device), options.new_policy(), options.limit)
+                self._units[device] = unit
+        return unit
+
+    def _by_unit(self, entries: list[Entry]) -> list[tuple[Unit, list[Entry]]]:
+        """``entries`` by their devices; the current device alone if there are none."""
+        if not entries:
+            return [(self._default, [])]
+        first = entries[0].unit
+        if all(entry.unit is first for entry in entries):
+            return [(first, entries)]
+        groups: dict[int, tuple[Unit, list[Entry]]] = {}
+        for entry in entries:
+            groups.setdefault(id(entry.unit), (entry.unit, []))[1].append(entry)
+        return list(groups.values())
+
+
+def _current_device(kind: str) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, torch.accelerator.current_device_index())
+
+
+def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
+    if storage.device.type == "cpu" and storage.is_shared():
+        return "shared memory"
+    if not storage.resizable() and not (owned and CAN_SWAP):
+        return "not resizable"
+    return ""
+
+
+def _is_read_unseen(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    is_integer = not tensor.is_floating_point() and not tensor.is_complex()
+    return is_integer and tensor.device.type == "cpu" and storage_nbytes(storage) < _SMALL_INTEGERS
+
+
+def _check(entry: Entry, storage: torch.UntypedStorage) -> None:
+    state = entry.unit.pager.book[entry.page].state
+    expected = entry.nbytes if state.on_device else 0
+    if storage_nbytes(storage) != expected:
+        raise InvariantError(f"page {entry.page} is {state.value}, its storage holds {storage_nbytes(storage)} bytes")

@@ -1,0 +1,74 @@
+"""What a session tells of itself."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch_lms.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of a session, over all its devices. Cumulative since ``reset_stats()`` unless said otherwise.
+
+    Attributes:
+        steps: training steps (or inference calls) seen.
+        demand_bytes: the most bytes alive at once in the last whole step; what the device would have had to hold.
+        limit_bytes: the limit in force now.
+        resident_bytes: on the device now.
+        peak_resident_bytes: the most there has been on the device.
+        evicted_bytes, evictions: copied from the device to a lower tier.
+        fetched_bytes, fetches: copied back.
+        recomputed_bytes: made again instead of fetched.
+        clean_drops: pages freed without a copy, because one was still valid below.
+        stall_s: seconds in which the program waited for copies.
+        host_bytes, disk_bytes: in the lower tiers now.
+        planned_steps: steps that followed a plan.
+        replans: plans made anew because a step differed.
+        policy: the one in force.
+        recoveries: operations that ran out of memory and ran again after everything else had been evicted.
+        algorithm_risk: steps in which an operation may have chosen another algorithm for want of workspace (N9).
+        unpaged_bytes: bytes alive now that must stay on the device, by reason.
+        allocations: how room for operations was found: "free", by evicting "one", "some" or "all" others, by "retry".
+    """
+
+    steps: int = 0
+    demand_bytes: int = 0
+    limit_bytes: int = 0
+    resident_bytes: int = 0
+    peak_resident_bytes: int = 0
+    evicted_bytes: int = 0
+    evictions: int = 0
+    fetched_bytes: int = 0
+    fetches: int = 0
+    recomputed_bytes: int = 0
+    clean_drops: int = 0
+    stall_s: float = 0.0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    planned_steps: int = 0
+    replans: int = 0
+    policy: str = "off"
+    recoveries: int = 0
+    algorithm_risk: int = 0
+    unpaged_bytes: dict[str, int] = field(default_factory=dict)
+    allocations: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        unpaged = ", ".join(f"{format_bytes(n)} {reason}" for reason, n in self.unpaged_bytes.items()) or "none"
+        return "\n".join(
+            (
+                f"LMS ({self.policy}): {self.steps} steps, demand {format_bytes(self.demand_bytes)}, "
+                f"limit {format_bytes(self.limit_bytes)}",
+                f"  on the device  {format_bytes(self.resident_bytes)} (at most {format_bytes(self.peak_resident_bytes)})"
+                f", in host memory {format_bytes(self.host_bytes)}, on disk {format_bytes(self.disk_bytes)}",
+                f"  moved out      {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
+                f"{self.clean_drops} more were free",
+                f"  moved back     {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "
+                f"{format_seconds(self.stall_s)} waited",
+                f"  cannot move    {unpaged}",
+            )
+        )

@@ -1,0 +1,118 @@
+"""One device of a session: its pager, its executor, its limit."""
+
+import time
+from collections.abc import Generator, Iterable
+from typing import cast
+
+import torch
+
+from torch_lms.capture.registry import Entry
+from torch_lms.errors import StoreError
+from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, StartFetch
+from torch_lms.policy import Policy
+from torch_lms.residency import PageId
+from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.limits import auto_limit
+
+_REFRESH_EVERY_S = 0.05
+_SHARE_AFTER_FAILURE = 0.95
+
+
+class Unit:
+    """Pages of one device. Not thread-safe: the session holds its lock around every call.
+
+    Args:
+        device: the device.
+        executor: performs actions on it.
+        policy: chooses victims.
+        limit: bytes, or None for whatever the device can hold.
+
+    Attributes:
+        recoveries: operations that ran out of memory and were run again.
+    """
+
+    def __init__(self, device: torch.device, executor: Executor, policy: Policy, limit: int | None) -> None:
+        self.device = device
+        self.executor = executor
+        self.recoveries = 0
+        self._is_auto = limit is None
+        self._ceiling: int | None = None
+        self._refreshed_at = 0.0
+        self._entries: dict[PageId, Entry] = {}
+        self.pager = Pager(0 if limit is None else limit, policy, executor.tiers)
+        if self._is_auto:
+            self.refresh_limit()
+
+    def tell(self, event: Event) -> None:
+        """Have the pager's answer to ``event`` performed."""
+        actions = self.pager.handle(event)
+        if actions:
+            self._perform(actions)
+
+    def add(self, entry: Entry, unpageable: str) -> None:
+        """``entry`` is a page of this device from now on."""
+        self._entries[entry.page] = entry
+        self.tell(Created(entry.page, entry.nbytes, unpageable))
+        self.executor.use((entry,))
+
+    def remove(self, entry: Entry) -> None:
+        """The storage of ``entry`` died, or is no page any more."""
+        self.tell(Died(entry.page))
+        self.executor.forget(entry)
+        del self._entries[entry.page]
+
+    def begin(self, entries: Iterable[Entry], pages: tuple[PageId, ...], new_bytes: int) -> None:
+        """An operation on ``entries`` begins."""
+        if self._is_auto and self.pager.room < new_bytes:
+            self.refresh_limit(at_most_every_s=_REFRESH_EVERY_S)
+        self.tell(OpBegins(pages, new_bytes))
+        self.executor.use(entries)
+
+    def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
+        """With limit "auto": what is on the device now and what it can still take, as far as is known (N7)."""
+        now = time.monotonic()
+        if self._is_auto and now - self._refreshed_at >= at_most_every_s:
+            self._refreshed_at = now
+            limit = self.pager.book.ledger.device + auto_limit(self.device).nbytes
+            self.tell(LimitChanged(limit if self._ceiling is None else min(limit, self._ceiling)))
+
+    def learn_from_failure(self, new_bytes: int) -> None:
+        """Memory ran out within the limit: what is not a page needs more than the margin. Promise less from now on."""
+        held = self.pager.book.ledger.device + new_bytes
+        self._ceiling = int(_SHARE_AFTER_FAILURE * min(self.pager.limit, held))
+        self.recoveries += 1
+        self.tell(LimitChanged(self._ceiling))
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
+            if isinstance(actions, tuple):
+                for action in actions:
+                    self.executor.perform(action, self._entries[action.page])
+            else:
+                self._drive(cast(Generator[Action, Exception | None, None], actions))
+
+    def _drive(self, actions: Generator[Action, Exception | None, None]) -> None:
+        """Perform ``actions`` one by one, each with the outcome of the one before known to the pager."""
+        try:
+            action = next(actions)
+            while True:
+                try:
+                    outcome = self._outcome(action)
+                except BaseException as error:
+                    action = actions.throw(error)
+                else:
+                    action = actions.send(outcome)
+        except StopIteration:
+            pass
+
+    def _outcome(self, action: Action) -> Exception | None:
+        try:
+            self.executor.perform(action, self._entries[action.page])
+        except StoreError as error:
+            return error
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(action, StartFetch) and self.executor.is_out_of_memory(error):
+                self.executor.trim()
+                return error.with_traceback(None)
+            raise
+        return None

@@ -1,0 +1,140 @@
+"""A copy between a page and the spill file, chunk by chunk."""
+
+import threading
+import zlib
+from abc import abstractmethod
+
+import numpy as np
+
+from torch_lms.errors import PageLostError, StoreError
+from torch_lms.stores.base import Pending, Slot
+from torch_lms.stores.spill_file import ALIGNMENT, FULL_ERRNOS, Bytes, SpillFile
+from torch_lms.units import format_bytes
+
+CHUNK_BYTES = 1 << 20
+"""What one I/O thread moves at a time. Small enough for the checksum to find it in cache, large enough for a disk."""
+
+_SECTOR_BYTES = 512
+
+
+def chunk_count(nbytes: int) -> int:
+    return -(-nbytes // CHUNK_BYTES)
+
+
+def checksum(chunk: Bytes) -> int:
+    """32 bits over ``chunk`` (whole sectors): a CRC of the sums of its sectors.
+
+    Two to three times as fast as a CRC of all bytes, so that it costs little beside a disk. A sum of 32-bit words in 64
+    bits cannot overflow within a sector, so one flipped bit, or a sector that came back empty, always changes it; the
+    CRC over the sums then tells apart sectors that came back in another order.
+    """
+    sums = chunk.view(np.uint32).reshape(-1, _SECTOR_BYTES // 4).sum(axis=1, dtype=np.uint64)
+    return zlib.crc32(sums)
+
+
+class Copy(Pending):
+    """One page on its way to or from its slot. Any I/O thread may perform any chunk, in any order.
+
+    Args:
+        memory: the page's bytes, ``slot.nbytes`` of them. The copy lets go of them before ``wait`` returns: whoever
+            waits may free the page at once.
+        checksums: one per chunk, None until it was written: a ``Write`` fills them in, a ``Read`` checks them.
+        after: earlier copies of the same slot. They stand before this one in the queue, so an I/O thread that waits for
+            them waits only for chunks that other threads have already begun.
+    """
+
+    def __init__(self, slot: Slot, memory: Bytes, checksums: list[int | None], after: list["Copy"]) -> None:
+        self.chunks = len(checksums)
+        self._slot = slot
+        self._memory: Bytes | None = memory
+        self._checksums = checksums
+        self._after = after
+        self._chunks_left = self.chunks
+        self._error: StoreError | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def wait(self) -> None:
+        self.settle()
+        if self._error is not None:
+            # a fresh one each time: a raised exception keeps the frames of whoever caught it, and their tensors (N21)
+            raise type(self._error)(*self._error.args) from self._error.__cause__
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def settle(self) -> None:
+        """Wait for the end, however it turns out."""
+        self._ended.wait()
+
+    def perform(self, index: int, file: SpillFile, bounce: Bytes) -> None:
+        """Move chunk ``index`` by way of ``bounce``: the page's own memory is not aligned enough for direct I/O."""
+        try:
+            for earlier in self._after:
+                earlier.settle()
+            # after one failed chunk the others are pointless
+            if self._memory is not None and self._error is None:
+                begin = index * CHUNK_BYTES
+                part = self._memory[begin : begin + CHUNK_BYTES]
+                self._move(index, part, file, bounce[: -(-part.nbytes // ALIGNMENT) * ALIGNMENT])
+        except Exception as error:
+            # without its traceback, whose frames hold the page
+            self._error = self._explained(error.with_traceback(None), file)
+        finally:
+            self._end_chunk()
+
+    @abstractmethod
+    def _move(self, index: int, part: Bytes, file: SpillFile, bounce: Bytes) -> None:
+        """Move ``part``, chunk ``index`` of the page; ``bounce`` is its length rounded up to the alignment."""
+
+    @abstractmethod
+    def _explained(self, error: Exception, file: SpillFile) -> StoreError:
+        """What to tell whoever waits."""
+
+    def _offset(self, index: int) -> int:
+        return self._slot.offset + index * CHUNK_BYTES
+
+    def _end_chunk(self) -> None:
+        with self._lock:
+            self._chunks_left -= 1
+            if self._chunks_left:
+                return
+        self._memory = None
+        self._after = []
+        self._ended.set()
+
+
+class Write(Copy):
+    def _move(self, index: int, part: Bytes, file: SpillFile, bounce: Bytes) -> None:
+        bounce[: part.nbytes] = part
+        bounce[part.nbytes :] = 0
+        found = checksum(bounce)
+        file.write(bounce, self._offset(index))
+        self._checksums[index] = found
+
+    def _explained(self, error: Exception, file: SpillFile) -> StoreError:
+        story: StoreError
+        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+            story = file.full(self._slot.nbytes, f"it was promised {format_bytes(file.size)}")
+        else:
+            page = f"a page of {format_bytes(self._slot.nbytes)} at offset {self._slot.offset}"
+            story = StoreError(f"could not write {page} of the spill file in {file.directory}: {error}")
+        story.__cause__ = error
+        return story
+
+
+class Read(Copy):
+    def _move(self, index: int, part: Bytes, file: SpillFile, bounce: Bytes) -> None:
+        expected = self._checksums[index]
+        if expected is None:
+            raise EOFError("it was never written as a whole")
+        file.read(bounce, self._offset(index))
+        if checksum(bounce) != expected:
+            raise ValueError(f"damaged: {part.nbytes} bytes at offset {self._offset(index)} are not those written")
+        part[:] = bounce[: part.nbytes]
+
+    def _explained(self, error: Exception, file: SpillFile) -> StoreError:
+        page = f"a page of {format_bytes(self._slot.nbytes)} at offset {self._slot.offset}"
+        story = PageLostError(f"could not read back {page} of the spill file in {file.directory}: {error}")
+        story.__cause__ = error
+        return story

@@ -1,0 +1,51 @@
+"""The threads that perform copies."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
+
+from torch_lms.stores.copies import CHUNK_BYTES, Copy
+from torch_lms.stores.spill_file import Bytes, SpillFile, aligned_buffer
+
+
+class IoThread(threading.Thread):
+    """A thread of a store. The class is the mark by which a session knows not to attach it (N13).
+
+    A daemon: whoever forgot to close a store must still be able to leave the interpreter.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+
+
+class IoPool:
+    """Performs copies first come, first served; all threads work on one large page together."""
+
+    def __init__(self, file: SpillFile, threads: int) -> None:
+        self._file = file
+        # with chunks of copies; None: one thread less
+        self._queue: SimpleQueue[tuple[Copy, int] | None] = SimpleQueue()
+        # every thread's buffer is made here: a thread that died for want of one would leave its copies waiting forever
+        tasks = [partial(self._serve, aligned_buffer(CHUNK_BYTES)) for _ in range(threads)]
+        self._threads = [IoThread(task, f"torch-lms-disk-{number}") for number, task in enumerate(tasks)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, copy: Copy) -> None:
+        for index in range(copy.chunks):
+            self._queue.put((copy, index))
+
+    def close(self) -> None:
+        """Perform what was submitted, then end the threads."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self, bounce: Bytes) -> None:
+        while (chunk := self._queue.get()) is not None:
+            copy, index = chunk
+            copy.perform(index, self._file, bounce)
+            # held on to until the next chunk comes, they would keep the page's memory
+            del chunk, copy
