@@ -1,6 +1,6 @@
 """Bytes and seconds as people write them.
 
-Decimal prefixes are powers of 1000 (``"12GB"`` is 12e9), binary ones powers of 1024 (``"11.5GiB"``), as in IEC 80000-13.
+Decimal prefixes are powers of 1000 (``"12GB"`` is 12e9), binary ones of 1024 (``"11.5GiB"``), as in IEC 80000-13.
 """
 
 import re
@@ -41,7 +41,8 @@ def parse_bytes(value: int | str, *, name: str = "size", whole: int | None = Non
         if number > 100:
             raise UsageError(f"{name} must be at most 100%; got {value!r}")
         return int(whole * number / 100)
-    return int(round(number * _FACTORS[(match["prefix"] or "").lower()]))
+    factor: int = _FACTORS[(match["prefix"] or "").lower()]
+    return round(number * factor)
 
 
 def format_bytes(nbytes: float) -> str:

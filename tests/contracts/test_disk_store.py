@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contracts.pages import get, noise, put
 
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
-from torch_lms.stores.base import Slot
 from torch_lms.stores.copies import CHUNK_BYTES, checksum
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.io_pool import IoThread
@@ -29,22 +29,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskStore]
     yield store
     store.validate()
     store.close()
-
-
-def noise(nbytes: int, seed: int = 0) -> bytearray:
-    return bytearray(np.random.default_rng(seed).bytes(nbytes))
-
-
-def put(store: DiskStore, data: bytearray) -> Slot:
-    slot = store.reserve(len(data))
-    store.write(slot, memoryview(data)).wait()
-    return slot
-
-
-def get(store: DiskStore, slot: Slot) -> bytearray:
-    target = bytearray(slot.nbytes)
-    store.read(slot, memoryview(target)).wait()
-    return target
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -97,11 +81,6 @@ def test_the_checksum_sees_what_a_plain_sum_does_not() -> None:
         assert checksum(block) != checksum(np.zeros_like(block))
     sectors = np.arange(4096 // 4, dtype=np.uint32).view(np.uint8)
     assert checksum(sectors) != checksum(np.roll(sectors, 512))
-
-
-def test_a_page_that_was_never_written_cannot_be_read(store: DiskStore) -> None:
-    with pytest.raises(PageLostError, match="never written"):
-        get(store, store.reserve(100))
 
 
 # --- a disk that misbehaves -------------------------------------------------------------------------------------------

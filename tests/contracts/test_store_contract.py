@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from contracts.pages import get, noise, put
 
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.stores.base import Slot, Store
@@ -49,22 +50,6 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 @pytest.fixture
 def store(make_store: MakeStore) -> Store:
     return make_store(256 * MB)
-
-
-def noise(nbytes: int, seed: int = 0) -> bytearray:
-    return bytearray(np.random.default_rng(seed).bytes(nbytes))
-
-
-def put(store: Store, data: bytearray) -> Slot:
-    slot = store.reserve(len(data))
-    store.write(slot, memoryview(data)).wait()
-    return slot
-
-
-def get(store: Store, slot: Slot) -> bytearray:
-    target = bytearray(slot.nbytes)
-    store.read(slot, memoryview(target)).wait()
-    return target
 
 
 @pytest.mark.parametrize("nbytes", ODD_SIZES)

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_exit_codes(desk: Desk, ending: str, code: int) -> None:
         "def f(n):\n    return f(n - 1) if n else {}['key']\nf(3)",
         "import json\njson.loads('{')",
         "raise ExceptionGroup('both', [ValueError(1), KeyError(2)])",
-        "import sys\nsys.excepthook = lambda kind, error, tb: print(kind, error, tb.tb_lineno, tb.tb_frame.f_code)\n1/0",
+        "import sys\nsys.excepthook = lambda kind, error, tb: print(kind, error, tb.tb_lineno, tb.tb_frame.f_code.co_name)\n1/0",
         "import warnings\nwarnings.warn('beware')",
         "import click\n@click.command()\n@click.argument('x')\ndef f(x): ...\nf()",
         "import click\nraise click.ClickException('theirs')",
@@ -211,6 +212,7 @@ def test_signals(desk: Desk, number: signal.Signals, arguments: list[str]) -> No
         process = desk.start(command, *arguments)
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
+        time.sleep(0.3)  # until it sleeps, too: a traceback tells which line the signal found it in
         process.send_signal(number)
         return end(process)
 

@@ -75,7 +75,7 @@ class LmsMode(TorchDispatchMode):
         """Let `torch.compile` compile; what it runs is told of as a whole (N11)."""
         return True
 
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run ``func`` with its pages resident."""

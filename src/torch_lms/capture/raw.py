@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -91,9 +91,9 @@ class RawPatches:
 
     def _set(self, owner: Any, name: str, value: Any) -> None:
         if name in vars(owner):
-            self._undo.append(lambda was=vars(owner)[name]: setattr(owner, name, was))  # type: ignore[misc]
+            self._undo.append(partial(setattr, owner, name, vars(owner)[name]))
         else:
-            self._undo.append(lambda: delattr(owner, name))
+            self._undo.append(partial(delattr, owner, name))
         setattr(owner, name, value)
 
     def _pages(self, args: tuple[Any, ...]) -> list[Entry]:

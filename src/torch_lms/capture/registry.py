@@ -10,7 +10,10 @@ import torch
 
 from torch_lms.residency import PageId
 
-storage_nbytes = torch._C.StorageBase.nbytes
+STORAGE: Any = torch._C.StorageBase
+"""The class below ``UntypedStorage``: its methods are never patched."""
+
+storage_nbytes = STORAGE.nbytes
 """The size of a storage as it stands, unpatched: 0 while it is evicted."""
 
 

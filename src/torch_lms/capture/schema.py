@@ -88,7 +88,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
 
 
 def _list_args(schema: Any) -> tuple[int, ...]:
-    """For the `_foreach_` and `_fused_` families, and the gradient scaler's: every index is computed by itself (N10)."""
+    """For the `_foreach_` and `_fused_` families and the gradient scaler's: every index is computed by itself (N10)."""
     name = schema.name.removeprefix("aten::")
     if not name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
         return ()

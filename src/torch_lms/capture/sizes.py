@@ -47,6 +47,11 @@ def _signature(values: Any) -> Any:
 
 
 def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    with torch._C._DisableTorchDispatch():  # modes below ours must not see it
+        return _infer_unseen(func, args, kwargs)
+
+
+def _infer_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     try:
         meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
         if "device" in meta_kwargs:

@@ -10,6 +10,8 @@ from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 
+from torch_lms.cli.interposed import hide_interposed
+
 _NO_SUCH_SCRIPT = 2
 # The module that Python started. It must outlive its replacement: the interpreter goes on using its dictionary without
 # owning it, and once the traceback that also holds it is cut, CPython 3.11 crashes at exit.
@@ -85,7 +87,9 @@ def _show_from(own: TracebackType | None) -> None:
     hook = sys.excepthook
 
     def shortened(kind: type[BaseException], error: BaseException, _whole: TracebackType | None) -> None:
-        error.__traceback__ = sys.last_traceback = own
-        hook(kind, error, own)
+        error.__traceback__ = own
+        hide_interposed(error)
+        sys.last_traceback = error.__traceback__
+        hook(kind, error, error.__traceback__)
 
     sys.excepthook = shortened

@@ -75,13 +75,13 @@ def command(
 
 @dataclass
 class _Run:
-    """What is known of the run; ``session`` is None until the script imports torch."""
+    """What is known of the run; ``started``: whether the script has imported torch, and LMS is or was on."""
 
     script: str
     arguments: tuple[str, ...]
     options: dict[str, Any]
     exit_code: int = 0
-    session: Any = None
+    started: bool = False
     pid: int = field(default_factory=os.getpid)
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -104,16 +104,21 @@ def _enable(run: _Run) -> None:
     from torch_lms.runtime.api import enable_for_script
 
     try:
-        run.session = enable_for_script(**run.options)
+        enable_for_script(**run.options)
     except LmsError as error:
         raise SystemExit(explain(error)) from None
+    run.started = True
 
 
 def _write_results(run: _Run, stats_to: JsonTarget | None, json_to: JsonTarget | None) -> None:
     if os.getpid() != run.pid or (stats_to is None and json_to is None):
         return
-    stats = _stats(run)
-    if stats is None and "torch" not in sys.modules:
+    stats = None
+    if run.started:
+        from torch_lms.runtime import api
+
+        stats = api.stats()  # of the session that is on; or the last, if the script has ended it
+    elif "torch" not in sys.modules:
         print("torch-lms: no statistics: the script did not import torch", file=sys.stderr)
     result = {
         "script": run.script,
@@ -126,15 +131,6 @@ def _write_results(run: _Run, stats_to: JsonTarget | None, json_to: JsonTarget |
     for target, value in ((stats_to, stats), (json_to, result)):
         if target is not None:
             _write(value, target)
-
-
-def _stats(run: _Run) -> object:
-    """Of the session in force; of ours, if the script has ended it."""
-    if run.session is None:
-        return None
-    from torch_lms.runtime import api
-
-    return api.stats() if api.is_enabled() else run.session.stats()
 
 
 def _write(value: object, target: JsonTarget) -> None:

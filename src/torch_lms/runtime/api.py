@@ -97,8 +97,8 @@ def enable(
             that runs: 0 works, and evicts everything not in use.
         min_size: smaller storages never move.
         host_limit: page-locked host memory to use before the disk. "auto": half of what is free.
-        spill_dir: directory for the spill file. None: the first of $TORCH_LMS_SPILL_DIR, $TMPDIR, /var/tmp, /tmp that is
-            on a disk.
+        spill_dir: directory for the spill file. None: $TORCH_LMS_SPILL_DIR, else the first of $TMPDIR, /var/tmp and
+            /tmp that is on a disk.
         policy: "planned" or "reactive".
         recompute: whether a planned session may make tensors again instead of moving them.
         device: "auto": the accelerator if there is one, else the CPU.
@@ -145,16 +145,22 @@ def disable() -> None:
     _running, _last_stats = None, stats
 
 
-def enable_for_script(**options: Any) -> None:
+def enable_for_script(**options: Any) -> Lms:
     """``enable``, for a script that is about to run and may enable LMS itself: then it adopts this session."""
     global _adoptable
     enable(**options)
     _adoptable = True
+    return _required()
 
 
 def is_enabled() -> bool:
     """Whether a session is on in this process."""
     return _running is not None
+
+
+def current_session() -> Session | None:
+    """The session that is on, for ``torch_lms.compat``: it changes settings that ``enable`` fixes."""
+    return _running._session if _running is not None else None
 
 
 def stats() -> Stats:

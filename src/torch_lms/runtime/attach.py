@@ -61,12 +61,12 @@ class ThreadHook:
             original(thread)
 
         self._original = original
-        threading.Thread.start = start  # type: ignore[method-assign]
+        threading.Thread.start = start  # type: ignore[method-assign, assignment]
 
     def uninstall(self) -> None:
         """Put ``threading.Thread.start`` back."""
         if self._original is not None:
-            threading.Thread.start = self._original  # type: ignore[method-assign]
+            threading.Thread.start = self._original  # type: ignore[method-assign, assignment]
             self._original = None
 
 

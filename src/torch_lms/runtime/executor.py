@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.residency import Tier
 
@@ -16,8 +16,6 @@ CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 """Whether this PyTorch (from 2.12 on) can exchange the memory of two storages: then also storages that refuse to be
 resized, as those from `torch.load`, can be paged (N12)."""
 
-_resize = torch._C.StorageBase.resize_
-_resizable = torch._C.StorageBase.resizable
 _view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_memory.restype = ctypes.py_object
 _view_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
@@ -125,18 +123,18 @@ class Executor(ABC):
 
 def empty_storage(storage: torch.UntypedStorage) -> None:
     """Free the memory of ``storage``."""
-    if _resizable(storage):
-        _resize(storage, 0)
+    if STORAGE.resizable(storage):
+        STORAGE.resize_(storage, 0)
     else:
-        storage._swap_data_ptr_(torch.UntypedStorage(0, device=storage.device))
+        STORAGE._swap_data_ptr_(storage, torch.UntypedStorage(0, device=storage.device))
 
 
 def fill_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Give the emptied ``storage`` new memory of ``nbytes`` bytes, uninitialized."""
-    if _resizable(storage):
-        _resize(storage, nbytes)
+    if STORAGE.resizable(storage):
+        STORAGE.resize_(storage, nbytes)
     else:
-        storage._swap_data_ptr_(torch.UntypedStorage(nbytes, device=storage.device))
+        STORAGE._swap_data_ptr_(storage, torch.UntypedStorage(nbytes, device=storage.device))
 
 
 def memory_of(owner: torch.UntypedStorage | torch.Tensor) -> memoryview:
@@ -144,5 +142,5 @@ def memory_of(owner: torch.UntypedStorage | torch.Tensor) -> memoryview:
     if isinstance(owner, torch.Tensor):
         view: memoryview = _view_memory(torch._C.TensorBase.data_ptr(owner), owner.numel(), _WRITABLE)
     else:
-        view = _view_memory(torch._C.StorageBase.data_ptr(owner), storage_nbytes(owner), _WRITABLE)
+        view = _view_memory(STORAGE.data_ptr(owner), storage_nbytes(owner), _WRITABLE)
     return view

@@ -13,7 +13,7 @@ _LEAST_MARGIN = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class AutoLimit:
-    """What "auto" chooses: ``nbytes`` more may be taken, because of ``reason``; ``whole`` is what a percentage is of."""
+    """What "auto" chooses: ``nbytes`` more may be taken, because of ``reason``. A percentage is of ``whole``."""
 
     nbytes: int
     reason: str

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -142,8 +143,8 @@ class Session(Sink, RawAccess):
         return WorkingSetError(
             f"{unit.device} cannot hold what {op} alone needs: {format_bytes(held)} of arguments and "
             f"{format_bytes(new_bytes)} of results, beside its workspace; all other tensors that can move have left "
-            f"({format_bytes(max(0, others))} cannot). Use a smaller batch, crop or layer, or a device with more memory. "
-            f"PyTorch said: {error}"
+            f"({format_bytes(max(0, others))} cannot). Use a smaller batch, crop or layer, or a device with more "
+            f"memory. PyTorch said: {error}"
         )
 
     # -- told by the user --------------------------------------------------------------------------------------------
@@ -162,6 +163,23 @@ class Session(Sink, RawAccess):
             self._bury()
             for unit in self._units.values():
                 unit.tell(Reclaim())
+
+    def set_limit(self, nbytes: int) -> None:
+        """From now on pages may occupy ``nbytes`` of each device; what exceeds it leaves at once."""
+        with self.lock:
+            self._bury()
+            self.options = replace(self.options, limit=nbytes)
+            for unit in self._units.values():
+                unit.set_limit(nbytes)
+
+    def set_min_size(self, nbytes: int) -> None:
+        """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
+        self.options = replace(self.options, min_size=max(1, nbytes))
+
+    @property
+    def units(self) -> list[Unit]:
+        """Its devices so far. Hold ``lock`` while you look at them."""
+        return list(self._units.values())
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""

@@ -63,8 +63,9 @@ class Stats:
             (
                 f"LMS ({self.policy}): {self.steps} steps, demand {format_bytes(self.demand_bytes)}, "
                 f"limit {format_bytes(self.limit_bytes)}",
-                f"  on the device  {format_bytes(self.resident_bytes)} (at most {format_bytes(self.peak_resident_bytes)})"
-                f", in host memory {format_bytes(self.host_bytes)}, on disk {format_bytes(self.disk_bytes)}",
+                f"  on the device  {format_bytes(self.resident_bytes)} (at most "
+                f"{format_bytes(self.peak_resident_bytes)}), in host memory {format_bytes(self.host_bytes)}, "
+                f"on disk {format_bytes(self.disk_bytes)}",
                 f"  moved out      {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
                 f"{self.clean_drops} more were free",
                 f"  moved back     {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "

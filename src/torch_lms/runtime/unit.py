@@ -76,6 +76,11 @@ class Unit:
             limit = self.pager.book.ledger.device + auto_limit(self.device).nbytes
             self.tell(LimitChanged(limit if self._ceiling is None else min(limit, self._ceiling)))
 
+    def set_limit(self, nbytes: int) -> None:
+        """From now on pages may occupy ``nbytes``, whatever was known or learned before."""
+        self._is_auto, self._ceiling = False, None
+        self.tell(LimitChanged(nbytes))
+
     def learn_from_failure(self, new_bytes: int) -> None:
         """Memory ran out within the limit: what is not a page needs more than the margin. Promise less from now on."""
         held = self.pager.book.ledger.device + new_bytes

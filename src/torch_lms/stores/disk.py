@@ -41,7 +41,7 @@ class DiskStore(Store):
     Args:
         directory: where the file lies.
         capacity: most bytes of the file; None: what is free there now, less a margin for everybody else.
-        threads: chunks being copied at once.
+        threads: chunks being copied at once. Four keep a fast disk busy even on two cores: they mostly wait.
         direct: use direct I/O if the file system has it. Without, the page cache keeps a second copy of every page.
 
     Raises:
@@ -51,7 +51,7 @@ class DiskStore(Store):
     name = "disk"
 
     def __init__(
-        self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 2, direct: bool = True
+        self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 4, direct: bool = True
     ) -> None:
         self.directory = Path(directory).absolute()
         self._file = SpillFile(self.directory, direct)

@@ -1,0 +1,81 @@
+"""Take our frames out of a traceback where they stand between the script and the operation that failed.
+
+    File "train.py", line 9, in <module>                <- the script's line
+    File ".../torch/_compile.py", in inner              <- how torch calls a dispatch mode
+    File ".../torch_lms/capture/mode.py", in ...        <- ours
+    File ".../torch/_ops.py", in __call__               <- how a mode calls the operation
+
+Under ``python`` only the first is there. An error of our own (anything but ``LmsError``) keeps them all.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from torch_lms.errors import LmsError
+
+_PACKAGE = str(Path(__file__).parent.parent) + os.sep
+_CAPTURE = _PACKAGE + "capture" + os.sep
+_BEFORE_MODE = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+_AFTER_MODE = ("torch/_ops.py",)
+
+
+def hide_interposed(error: BaseException) -> None:
+    """Shorten the tracebacks of ``error`` and of the errors that led to it."""
+    for each in set(_with_causes(error, set())):
+        entries = list(_entries(each.__traceback__))
+        if entries and not _is_our_bug(each, entries[-1]):
+            each.__traceback__ = _linked([entry for entry in entries if entry not in _interposed(entries)])
+
+
+def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    grouped = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    for other in (error.__cause__, error.__context__, *grouped):
+        yield from _with_causes(other, seen)
+
+
+def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
+
+
+def _file(entry: TracebackType) -> str:
+    return entry.tb_frame.f_code.co_filename
+
+
+def _is_our_bug(error: BaseException, last: TracebackType) -> bool:
+    """What is raised below capture, and is neither meant for users nor a Ctrl-C that happened to come there."""
+    ours = _file(last).startswith(_PACKAGE) and not _file(last).startswith(_CAPTURE)
+    return ours and not isinstance(error, LmsError | KeyboardInterrupt)
+
+
+def _interposed(entries: list[TracebackType]) -> list[TracebackType]:
+    """Those of capture and of what it calls, with torch's before and after."""
+    hidden: list[TracebackType] = []
+    number = 0
+    while number < len(entries):
+        if not _file(entries[number]).startswith(_CAPTURE):
+            number += 1
+            continue
+        first = number
+        while first and _file(entries[first - 1]).endswith(_BEFORE_MODE):
+            first -= 1
+        while number < len(entries) and _file(entries[number]).startswith(_PACKAGE):
+            number += 1
+        if number < len(entries) and _file(entries[number]).endswith(_AFTER_MODE):
+            number += 1
+        hidden += entries[first:number]
+    return hidden
+
+
+def _linked(entries: list[TracebackType]) -> TracebackType | None:
+    """One traceback of ``entries``."""
+    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+        entry.tb_next = following
+    return entries[0] if entries else None

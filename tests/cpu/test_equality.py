@@ -1,0 +1,90 @@
+"""Results with LMS on equal those without, to the bit, at every limit."""
+
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from workloads import WORKLOADS, Workload
+
+import torch_lms
+
+CPU = torch.device("cpu")
+MIN_SIZE = 512
+_storage_nbytes = torch._C.StorageBase.nbytes
+
+
+class Census(TorchDispatchMode):
+    """Counts living storages by itself: what is resident after each operation, and the largest one's working set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.peak_bytes = 0
+        self.peak_live_bytes = 0
+        self.largest_op_bytes = 0
+        self._sizes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
+        result = func(*args, **(kwargs or {}))
+        used = {}
+        for leaf in tree_leaves((args, kwargs, result)):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                nbytes = _storage_nbytes(storage)
+                if nbytes >= MIN_SIZE:
+                    used[id(storage)] = nbytes
+                    self._seen[id(storage)] = weakref.ref(storage)
+                    self._sizes[id(storage)] = nbytes
+        self.largest_op_bytes = max(self.largest_op_bytes, sum(used.values()))
+        alive = {key: ref() for key, ref in self._seen.items()}
+        self._seen = {key: self._seen[key] for key, storage in alive.items() if storage is not None}
+        resident = sum(_storage_nbytes(storage) for storage in alive.values() if storage is not None)
+        self.peak_bytes = max(self.peak_bytes, resident)
+        return result
+
+
+def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    """Whether all tensors are equal, NaNs and signs of zero included."""
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride() and _bits(x) == _bits(y)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.fixture(params=WORKLOADS, scope="module")
+def workload(request: pytest.FixtureRequest) -> Workload:
+    return WORKLOADS[request.param]
+
+
+@pytest.fixture(scope="module")
+def reference(workload: Workload) -> tuple[list[torch.Tensor], int]:
+    """Results without LMS, and the demand."""
+    expected = workload(CPU)
+    with torch_lms.session(limit="64GB", min_size=MIN_SIZE) as lms:
+        unlimited = workload(CPU)
+        lms.step()
+        demand = lms.stats().peak_resident_bytes
+        assert lms.stats().evicted_bytes == 0
+    assert same_bits(unlimited, expected)
+    return expected, demand
+
+
+@pytest.mark.parametrize("share", [2, 4, 0], ids=["half", "quarter", "zero"])
+def test_equal_to_the_bit(workload: Workload, reference: tuple[list[torch.Tensor], int], share: int) -> None:
+    expected, demand = reference
+    limit = demand // share if share else 0
+    with Census() as census, torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        results = workload(CPU)
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.evicted_bytes > 0
+    assert stats.fetched_bytes > 0
+    assert stats.peak_resident_bytes <= limit + census.largest_op_bytes
+    assert census.peak_bytes <= limit + census.largest_op_bytes
