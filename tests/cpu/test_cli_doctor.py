@@ -1,5 +1,6 @@
 """``torch-lms doctor``: what it finds here, what it measures, what it warns of."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -121,6 +122,18 @@ def test_refused_page_locking_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch, "ones", refuse)
     (link,) = device_links(torch.device("cpu"), 1 << 20)
     assert link == Link("device and host", None, 0, "no more locked memory")
+
+
+def test_device_links_on_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, pin_memory=False, **options: made(*size, **options))
+    monkeypatch.setattr(torch, "Stream", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda _: (40 << 20, 80 << 20))
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda _: None)
+    up, down, both = device_links(torch.device("cpu"), 1 << 30)
+    assert [link.name for link in (up, down, both)] == ["host to device", "device to host", "both ways at once"]
+    # an eighth of the device's free memory to a buffer, five times
+    assert (up.nbytes, down.nbytes, both.nbytes) == (25 << 20, 25 << 20, 50 << 20)
 
 
 @pytest.fixture

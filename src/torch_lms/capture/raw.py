@@ -13,7 +13,7 @@ import torch.utils.dlpack
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
 
-_READ = ("tolist", "__repr__"), ("__getitem__", "_write_file")
+_READ = ("tolist", "__repr__"), ("_write_file",)
 _WRITTEN = ("apply_", "map_", "map2_"), ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")
 _ADDRESS = (
     ("data_ptr", "numpy", "__array__", "__dlpack__"),
@@ -73,6 +73,7 @@ class RawPatches:
             self._patch(module, name, exported)
         for name in _SIZE:
             self._patch(torch.UntypedStorage, name, self._sizing)
+        self._patch(torch.UntypedStorage, "__getitem__", self._indexing(read, exported))
         self._patch(torch.UntypedStorage, "resize_", self._resizing)
         interface: property = torch.Tensor.__dict__["__cuda_array_interface__"]
         self._set(torch.Tensor, "__cuda_array_interface__", property(exported(interface.fget)))
@@ -123,6 +124,18 @@ class RawPatches:
                 if not getattr(self._saving, "now", False) and (entries := self._pages(args)):
                     self._told.export(entries, reason)
                 return original(*args, **kwargs)
+
+            return patched
+
+        return hook
+
+    def _indexing(self, read: Callable[[Any], Any], exported: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def hook(original: Any) -> Any:
+            item, shared_slice = read(original), exported(original)
+
+            @wraps(original)
+            def patched(storage: torch.UntypedStorage, index: Any) -> Any:
+                return (shared_slice if isinstance(index, slice) else item)(storage, index)
 
             return patched
 

@@ -11,6 +11,8 @@ from torch_lms.capture.schema import OpInfo
 _MOST_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
 
+_HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
 
 class Sizes:
     """Bytes that operations create, by signature."""
@@ -23,7 +25,7 @@ class Sizes:
         try:
             key = (func, _signature(args), _signature(tuple(kwargs.items())))
             known = self._known.get(key)
-        except TypeError:  # an argument that cannot be hashed
+        except TypeError:
             return _infer(func, args, kwargs)
         if known is None:
             if len(self._known) >= _MOST_SIGNATURES:
@@ -36,14 +38,17 @@ _DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_uni
 
 
 def _signature(values: Any) -> Any:
-    return tuple(
-        (value.shape, value.stride(), value.dtype)
-        if isinstance(value, torch.Tensor)
-        else _signature(value)
-        if isinstance(value, list | tuple)
-        else value
-        for value in values
-    )
+    return tuple(map(_signature_of, values))
+
+
+def _signature_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return _signature(value)
+    if isinstance(value, _HARMLESS):
+        return value
+    raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive
 
 
 def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -57,10 +62,10 @@ def _infer_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
         if "device" in meta_kwargs:
             meta_kwargs["device"] = torch.device("meta")
         results = func(*meta_args, **meta_kwargs)
+        given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
+        return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
     except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
         return 0
-    given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
-    return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
 
 
 def _storages(values: Any) -> list[torch.UntypedStorage]:

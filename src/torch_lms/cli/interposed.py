@@ -23,10 +23,10 @@ _AFTER_MODE = ("torch/_ops.py",)
 
 def hide_interposed(error: BaseException) -> None:
     """Shorten the tracebacks of ``error`` and of the errors that led to it."""
-    for each in set(_with_causes(error, set())):
+    for each in list(_with_causes(error, set())):
         entries = list(_entries(each.__traceback__))
         if entries and not _is_our_bug(each, entries[-1]):
-            each.__traceback__ = _linked([entry for entry in entries if entry not in _interposed(entries)])
+            each.__traceback__ = _linked(_without_interposed(entries))
 
 
 def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
@@ -55,23 +55,20 @@ def _is_our_bug(error: BaseException, last: TracebackType) -> bool:
     return ours and not isinstance(error, LmsError | KeyboardInterrupt)
 
 
-def _interposed(entries: list[TracebackType]) -> list[TracebackType]:
-    """Those of capture and of what it calls, with torch's before and after."""
-    hidden: list[TracebackType] = []
-    number = 0
-    while number < len(entries):
-        if not _file(entries[number]).startswith(_CAPTURE):
-            number += 1
+def _without_interposed(entries: list[TracebackType]) -> list[TracebackType]:
+    """All but those of capture and of what it calls, with torch's before and after."""
+    kept: list[TracebackType] = []
+    rest = iter(entries)
+    for entry in rest:
+        if not _file(entry).startswith(_CAPTURE):
+            kept.append(entry)
             continue
-        first = number
-        while first and _file(entries[first - 1]).endswith(_BEFORE_MODE):
-            first -= 1
-        while number < len(entries) and _file(entries[number]).startswith(_PACKAGE):
-            number += 1
-        if number < len(entries) and _file(entries[number]).endswith(_AFTER_MODE):
-            number += 1
-        hidden += entries[first:number]
-    return hidden
+        while kept and _file(kept[-1]).endswith(_BEFORE_MODE):
+            kept.pop()
+        beyond = next((below for below in rest if not _file(below).startswith(_PACKAGE)), None)
+        if beyond is not None and not _file(beyond).endswith(_AFTER_MODE):
+            kept.append(beyond)
+    return kept
 
 
 def _linked(entries: list[TracebackType]) -> TracebackType | None:

@@ -10,7 +10,7 @@ import torch
 
 from torch_lms.capture.mode import LmsMode, Sink
 from torch_lms.capture.raw import RawAccess, RawPatches
-from torch_lms.capture.registry import Entry, Registry, storage_nbytes
+from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_within
 from torch_lms.errors import ForkedPageError, InvariantError, UsageError, WorkingSetError
 from torch_lms.pager import (
@@ -176,16 +176,16 @@ class Session(Sink, RawAccess):
         """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
         self.options = replace(self.options, min_size=max(1, nbytes))
 
-    @property
-    def units(self) -> list[Unit]:
-        """Its devices so far. Hold ``lock`` while you look at them."""
-        return list(self._units.values())
+    @contextmanager
+    def held(self) -> Iterator[list[Unit]]:
+        """Its devices so far, standing still and with every death counted."""
+        with self.lock:
+            self._bury()
+            yield list(self._units.values())
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""
-        if not CAN_SWAP:
-            return
-        for tensor in tensors:
+        for tensor in tensors if CAN_SWAP else ():
             storage = storage_of(tensor)
             entry = self.entry_of(storage, tensor)
             if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
@@ -390,7 +390,7 @@ def _current_device(kind: str) -> torch.device:
 def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
     if storage.device.type == "cpu" and storage.is_shared():
         return "shared memory"
-    if not storage.resizable() and not (owned and CAN_SWAP):
+    if not STORAGE.resizable(storage) and not (owned and CAN_SWAP):
         return "not resizable"
     return ""
 

@@ -1,0 +1,244 @@
+"""Every road to a storage's bytes works while the page is evicted, and leaves what it must alone (N11, N12)."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_lms
+from torch_lms.runtime import api
+
+
+@pytest.fixture
+def lms() -> Iterator[api.Lms]:
+    with torch_lms.session(limit=0, min_size=512) as running:
+        yield running
+        running.validate()
+
+
+def numbers(n: int = 4096) -> torch.Tensor:
+    return torch.arange(n, dtype=torch.float32) * 0.5
+
+
+def evicted(n: int = 4096) -> torch.Tensor:
+    tensor = numbers(n)
+    torch_lms.reclaim()
+    assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) == 0
+    return tensor
+
+
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tolist": lambda t: t.tolist(),
+    "repr": repr,
+    "str": str,
+    "format": lambda t: f"{t}",
+    "item": lambda t: t[7].item(),
+    "numpy": lambda t: t.numpy().copy().tolist(),
+    "array": lambda t: np.asarray(t).copy().tolist(),
+    "dlpack": lambda t: np.from_dlpack(t).copy().tolist(),
+    "torch dlpack": lambda t: torch.from_dlpack(t).tolist(),
+    "to_dlpack": lambda t: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)).tolist(),
+    "storage item": lambda t: [t.untyped_storage()[n] for n in range(4, 12)],
+    "storage slice": lambda t: t.untyped_storage()[4:12].tolist(),
+    "storage clone": lambda t: t.untyped_storage().clone()[4:12].tolist(),
+    "typed storage": lambda t: t.storage()[3],
+    "storage size": lambda t: (len(t.untyped_storage()), t.untyped_storage().nbytes(), t.untyped_storage().size()),
+    "deepcopy": lambda t: copy.deepcopy(t).tolist(),
+    "copy": lambda t: copy.copy(t).tolist(),
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)).tolist(),
+    "save": lambda t: _saved(t).tolist(),
+    "save legacy": lambda t: _saved(t, _use_new_zipfile_serialization=False).tolist(),
+    "view": lambda t: t.view(64, 64)[5].tolist(),
+    "transpose": lambda t: t.view(64, 64).t().contiguous().tolist(),
+    "as_strided": lambda t: t.as_strided((4, 4), (2, 8)).tolist(),
+    "detach": lambda t: t.detach().tolist(),
+    "data": lambda t: t.data.tolist(),
+    "iterate": lambda t: [float(x) for x in t[:5]],
+    "sum": lambda t: t.sum().item(),
+    "from_buffer": lambda t: bytes(memoryview(t.numpy()))[:64],
+    "bool": lambda t: bool(t.any()),
+    "set_": lambda t: torch.empty(0).set_(t.untyped_storage()).tolist(),
+}
+
+
+def _saved(value: Any, **options: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("road", READS)
+def test_reading_an_evicted_page_gives_its_content(road: str) -> None:
+    expected = READS[road](numbers())
+    with torch_lms.session(limit=0, min_size=512) as running:
+        tensor = evicted()
+        assert READS[road](tensor) == expected
+        running.validate()
+        assert torch.equal(tensor, numbers())
+
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "storage item": lambda t: t.untyped_storage().__setitem__(0, 1),
+    "storage fill": lambda t: t.untyped_storage().fill_(0),
+    "storage copy": lambda t: t.untyped_storage().copy_(torch.ones(4096).untyped_storage()),
+    "apply_": lambda t: t.apply_(lambda x: x + 1),
+    "map_": lambda t: t.map_(torch.ones(4096), lambda x, y: x - y),
+    "numpy": lambda t: t.numpy().__setitem__(slice(0, 9), 3.0),
+    "data": lambda t: t.data.add_(1),
+    "in place": lambda t: t.mul_(2),
+    "index": lambda t: t.__setitem__(5, 9.0),
+    "out": lambda t: torch.add(torch.ones(4096), 1, out=t),
+    "zero_": lambda t: t.zero_(),
+    "set_": lambda t: t.set_(torch.full((4096,), 2.0)),
+    "resize_": lambda t: t.resize_(6000)[4096:].fill_(1.0),
+    "storage resize": lambda t: (t.untyped_storage().resize_(4 * 5000), t.resize_(4096)),
+    "swap data": lambda t: setattr(t, "data", torch.full((4096,), 5.0)),
+}
+
+
+@pytest.mark.parametrize("road", WRITES)
+def test_writing_to_an_evicted_page_is_not_lost(road: str) -> None:
+    expected = numbers()
+    WRITES[road](expected)
+    with torch_lms.session(limit=0, min_size=512) as running:
+        tensor = evicted()
+        WRITES[road](tensor)
+        torch_lms.reclaim()
+        running.validate()
+        assert torch.equal(tensor, expected)
+        torch_lms.reclaim()
+    assert torch.equal(tensor, expected)
+
+
+@pytest.mark.parametrize(
+    ("export", "reason"),
+    [
+        (lambda t: t.data_ptr(), "address escaped"),
+        (lambda t: t.numpy(), "address escaped"),
+        (lambda t: torch.utils.dlpack.to_dlpack(t), "address escaped"),
+        (lambda t: t.untyped_storage().data_ptr(), "address escaped"),
+        (lambda t: t.share_memory_(), "shared memory"),
+    ],
+)
+def test_an_escaped_address_stays_valid(lms: api.Lms, export: Callable[[torch.Tensor], Any], reason: str) -> None:
+    tensor = evicted()
+    held = export(tensor)
+    torch_lms.reclaim()
+    assert lms.stats().unpaged_bytes == {reason: 4 * 4096}
+    assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) > 0
+    assert torch.equal(tensor, numbers())
+    del held
+
+
+def test_what_cannot_be_paged_is_counted(lms: api.Lms) -> None:
+    shared = torch.ones(4096).share_memory_()
+    foreign = torch.from_numpy(np.ones(4096, dtype=np.float32))
+    assert (shared + foreign).sum().item() == 2 * 4096
+    unpaged = lms.stats().unpaged_bytes
+    assert unpaged == {"shared memory": 4 * 4096, "not resizable": 4 * 4096}
+
+
+def test_views_of_an_evicted_page_share_it_when_it_is_back(lms: api.Lms) -> None:
+    tensor = evicted()
+    view = tensor.view(64, 64)[3]
+    torch_lms.reclaim()
+    view.fill_(7.0)
+    torch_lms.reclaim()
+    assert tensor[3 * 64 : 4 * 64].tolist() == [7.0] * 64
+    assert lms.stats().evictions >= 2
+
+
+def test_checkpoint_three_times_the_limit(tmp_path: Path) -> None:
+    """Saves, loads, and trains on, paged, equal to the bit; what is loaded can be paged again (N12)."""
+
+    def train(steps: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 512)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+        return model, torch.optim.Adam(model.parameters())
+
+    def whole(path: Path, session: Callable[[], Any], assign: bool) -> tuple[list[float], Any]:
+        model, optimizer = fresh()
+        with session() as lms:
+            train(2, model, optimizer)
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+            if lms is not None:
+                size = sum(p.nbytes for p in model.parameters()) * 3
+                assert size > 3 * lms.stats().limit_bytes
+                assert path.stat().st_size > 3 * lms.stats().limit_bytes
+                assert lms.stats().resident_bytes <= lms.stats().limit_bytes + 512 * 512 * 4
+            model, optimizer = fresh()
+            loaded = torch.load(path)
+            model.load_state_dict(loaded["model"], assign=assign)
+            if assign:
+                optimizer = torch.optim.Adam(model.parameters())
+            optimizer.load_state_dict(loaded["optimizer"])
+            del loaded
+            torch.manual_seed(9)
+            losses = train(3, model, optimizer)
+            if lms is not None:
+                lms.validate()
+                stats = lms.stats()
+                assert stats.unpaged_bytes == {}
+                assert stats.evicted_bytes > 0
+        return losses, model.state_dict()
+
+    for assign in (False, True):
+        losses, state = whole(tmp_path / "plain.pt", nullcontext, assign)
+        limit = 512 * 512 * 4 * 5
+        paged_losses, paged_state = whole(
+            tmp_path / "paged.pt", lambda: torch_lms.session(limit=limit, min_size="64KiB"), assign
+        )
+        assert paged_losses == losses
+        assert all(torch.equal(state[name], paged_state[name]) for name in state)
+        plain_file, paged_file = torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "paged.pt")
+        assert all(torch.equal(plain_file["model"][name], paged_file["model"][name]) for name in state)
+
+
+def test_disable_brings_everything_back() -> None:
+    with torch_lms.session(limit=0, min_size=512):
+        tensors = [numbers() for _ in range(4)]
+        torch_lms.reclaim()
+    assert all(torch.equal(tensor, numbers()) for tensor in tensors)
+    assert torch.Tensor.data_ptr is torch._C.TensorBase.data_ptr
+    assert "nbytes" not in vars(torch.UntypedStorage)
+
+
+def test_pinned_tensors_stay(lms: api.Lms) -> None:
+    model = nn.Linear(256, 256)
+    torch_lms.reclaim()
+    with torch_lms.pinned(model):
+        torch_lms.reclaim()
+        assert torch._C.StorageBase.nbytes(model.weight.untyped_storage()) > 0
+        lms.validate()
+    torch_lms.reclaim()
+    assert torch._C.StorageBase.nbytes(model.weight.untyped_storage()) == 0
+
+
+def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
+    values = evicted(2048)
+    indices = torch.arange(2048).repeat(2, 1)
+    sparse = torch.sparse_coo_tensor(indices, values, (2048, 2048)).coalesce()
+    torch_lms.reclaim()
+    result = torch.sparse.mm(sparse, torch.ones(2048, 1))
+    torch_lms.reclaim()
+    assert torch.equal(result.view(-1), numbers(2048))

@@ -1,0 +1,263 @@
+"""A pager on a device that exists only as a table: which copy of each page holds which version of its content.
+
+The rig performs actions as naively as possible and checks each against that table, so a pager that frees the last copy,
+fetches a stale one, or evicts a page twice is caught at the action, not by the numbers it would have spoiled.
+"""
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from torch_lms.errors import StoreError
+from torch_lms.pager import (
+    Action,
+    Created,
+    Died,
+    Discard,
+    Event,
+    FinishEvict,
+    FinishFetch,
+    OpBegins,
+    OpEnds,
+    Pager,
+    Release,
+    Resized,
+    StartEvict,
+    StartFetch,
+)
+from torch_lms.policy import Policy, Reactive
+from torch_lms.residency import PageId, State, Tier
+
+IN_FLIGHT = -1
+"""The version of a device copy that has been started, and not waited for."""
+
+Outcome = Callable[[Action], Exception | None]
+
+
+class Interrupt(BaseException):
+    """As Ctrl-C: thrown into the pager, whatever it was waiting for."""
+
+
+@dataclass(slots=True)
+class LowerCopy:
+    """``version`` is what the page held when the copy was started."""
+
+    tier: Tier
+    version: int
+    complete: bool = False
+
+
+@dataclass(slots=True)
+class Rig:
+    """A pager and the device it thinks it drives.
+
+    Attributes:
+        truth: the version that the program must find in each living page.
+        device, lower: the copies that exist.
+        torn: pages of which an action was interrupted, so that nobody knows whether it was done. Executors bear it if
+            such an action comes again; of any other page the rig insists on every action coming exactly once.
+        refuse: what outcome an action has instead of being done; it may raise.
+        interrupt_after: whether to raise once an action was done.
+        done: the actions of the last event, in order, those that failed included.
+    """
+
+    pager: Pager
+    truth: dict[PageId, int] = field(default_factory=dict)
+    device: dict[PageId, int] = field(default_factory=dict)
+    lower: dict[PageId, LowerCopy] = field(default_factory=dict)
+    torn: set[PageId] = field(default_factory=set)
+    refuse: Outcome = lambda action: None
+    interrupt_after: Callable[[Action], bool] = lambda action: False
+    done: list[Action] = field(default_factory=list)
+
+    # -- the driver, as in runtime/unit.py ---------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> list[Action]:
+        """Drive the pager's answer to ``event`` to its end; the actions it took."""
+        self.done = []
+        actions = self.pager.handle(event)
+        if isinstance(actions, tuple):
+            for action in actions:
+                self._outcome(action)
+        else:
+            self._drive(cast(Generator[Action, Exception | None, None], actions))
+        return self.done
+
+    def _drive(self, actions: Generator[Action, Exception | None, None]) -> None:
+        try:
+            action = next(actions)
+            while True:
+                try:
+                    outcome = self._outcome(action)
+                except BaseException as error:
+                    action = actions.throw(error)
+                else:
+                    action = actions.send(outcome)
+        except StopIteration:
+            pass
+
+    def _outcome(self, action: Action) -> Exception | None:
+        self.done.append(action)
+        try:
+            error = self.refuse(action)
+        except BaseException:
+            self.torn.add(action.page)
+            self._give_up(action)
+            raise
+        if error is not None:
+            self._give_up(action)
+            return error
+        self._perform[type(action)](self, action)
+        if self.interrupt_after(action):
+            self.torn.add(action.page)
+            raise Interrupt
+        return None
+
+    # -- actions -----------------------------------------------------------------------------------------------------
+
+    def _start_evict(self, action: StartEvict) -> None:
+        assert action.page in self.device, f"{action}: nothing on the device"
+        assert action.page not in self.lower or action.page in self.torn, f"{action}: there is a lower copy already"
+        self.lower[action.page] = LowerCopy(action.tier, self.device[action.page])
+
+    def _finish_evict(self, action: FinishEvict) -> None:
+        self.lower[action.page].complete = True
+
+    def _release(self, action: Release) -> None:
+        copy = self.lower.get(action.page)
+        assert copy is not None, f"{action}: the last copy"
+        assert copy.complete, f"{action}: the lower copy is not complete"
+        assert copy.version == self.truth[action.page], f"{action}: the lower copy is stale"
+        assert action.page in self.device, f"{action}: nothing to free"
+        del self.device[action.page]
+
+    def _start_fetch(self, action: StartFetch) -> None:
+        assert action.page not in self.device or action.page in self.torn, f"{action}: it is there already"
+        copy = self.lower.get(action.page)
+        assert copy is not None, f"{action}: nothing to fetch"
+        assert copy.complete, f"{action}: an unfinished copy"
+        self.device[action.page] = IN_FLIGHT
+
+    def _finish_fetch(self, action: FinishFetch) -> None:
+        assert self.device[action.page] == IN_FLIGHT, f"{action}: not under way"
+        self.device[action.page] = self.lower[action.page].version
+
+    def _discard(self, action: Discard) -> None:
+        copy = self.lower.pop(action.page, None)
+        if action.page in self.torn and copy is None:
+            return
+        assert copy is not None, f"{action}: no lower copy"
+        assert copy.tier is action.tier, f"{action}: the copy is in {copy.tier}"
+        if action.page in self.truth:
+            assert self.device.get(action.page) == self.truth[action.page], f"{action}: the last copy"
+
+    _perform = {  # noqa: RUF012
+        StartEvict: _start_evict,
+        FinishEvict: _finish_evict,
+        Release: _release,
+        StartFetch: _start_fetch,
+        FinishFetch: _finish_fetch,
+        Discard: _discard,
+    }
+
+    def _give_up(self, action: Action) -> None:
+        """What an executor leaves behind of an action that failed: a lower copy that failed is gone, and device memory
+        into which a copy failed is free."""
+        if isinstance(action, FinishEvict):
+            self.lower.pop(action.page, None)
+        elif isinstance(action, FinishFetch):
+            self.device.pop(action.page, None)
+
+    # -- the program -------------------------------------------------------------------------------------------------
+
+    def create(self, page: PageId, nbytes: int, unpageable: str = "") -> None:
+        """A storage is made and written."""
+        self.truth[page] = self.device[page] = 0
+        self.tell(Created(page, nbytes, unpageable))
+
+    def write(self, pages: Iterable[PageId]) -> None:
+        """The program writes resident pages."""
+        for page in pages:
+            self.read([page])
+            self.truth[page] += 1
+            self.device[page] = self.truth[page]
+
+    def read(self, pages: Iterable[PageId]) -> None:
+        """The program reads pages: they must be there, and hold what was written last."""
+        for page in pages:
+            assert page in self.device, f"page {page} is used while it is not on the device"
+            assert self.device[page] == self.truth[page], f"page {page} holds version {self.device[page]}"
+
+    def op(self, reads: Sequence[PageId] = (), writes: Sequence[PageId] = (), new_bytes: int = 0) -> list[Action]:
+        """A whole operation; the actions that made it possible."""
+        pages = tuple(dict.fromkeys((*reads, *writes)))
+        before = self.tell(OpBegins(pages, new_bytes))
+        self.read(pages)
+        self.write(writes)
+        self.tell(OpEnds(pages, tuple(writes)))
+        return before
+
+    def die(self, page: PageId) -> list[Action]:
+        """The storage of ``page`` dies."""
+        del self.truth[page]
+        actions = self.tell(Died(page))
+        self.device.pop(page, None)
+        return actions
+
+    def resize(self, page: PageId, nbytes: int) -> list[Action]:
+        """The program resizes a storage: its content is new."""
+        self.write([page])
+        return self.tell(Resized(page, nbytes))
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def state(self, page: PageId) -> State:
+        return self.pager.book[page].state
+
+    def states(self) -> dict[PageId, State]:
+        return {page.id: page.state for page in self.pager.book}
+
+    def check(self, written: Iterable[PageId] = ()) -> None:
+        """The books are in order, and say of every page what is the case. ``written``: by operations that still run, of
+        which the pager has not been told yet."""
+        self.pager.validate()
+        assert {page.id for page in self.pager.book} == self.truth.keys()
+        for page in self.pager.book:
+            assert page.state not in (State.EVICTING, State.FETCHING), f"{page.story}: left under way"
+            if page.state.on_device:
+                self.read([page.id])
+            else:
+                assert page.id not in self.device or page.id in self.torn, f"{page.story}: still occupies the device"
+            if page.tier is not None:
+                copy = self.lower[page.id]
+                assert copy.complete, f"{page.story}: counts on an unfinished copy"
+                assert copy.tier is page.tier
+                assert copy.version == self.truth[page.id] or page.id in written, f"{page.story}: its copy is stale"
+            else:
+                assert page.id not in self.lower or page.id in self.torn, f"{page.story}: a copy left behind"
+        for page_id in self.lower:
+            assert page_id in self.truth or page_id in self.torn, f"page {page_id} is dead, its copy is not"
+        assert self.pager.book.ledger.host <= self.pager.tiers.get(Tier.HOST, 0)
+        assert self.pager.book.ledger.disk <= self.pager.tiers.get(Tier.DISK, 0)
+
+
+def new_rig(limit: int = 100, *, policy: Policy | None = None, host: int | None = None, disk: int | None = 10**6) -> Rig:
+    """A rig whose tiers are those that are given a size."""
+    sizes = {Tier.HOST: host, Tier.DISK: disk}
+    return Rig(Pager(limit, policy or Reactive(), {tier: size for tier, size in sizes.items() if size is not None}))
+
+
+def failing(*wanted: Action, error: BaseException | None = None, times: int = 1) -> Outcome:
+    """Each of the actions ``wanted`` fails with ``error`` so many times: it is raised unless it is an outcome."""
+    left = dict.fromkeys(wanted, times)
+
+    def outcome(action: Action) -> Exception | None:
+        if left.get(action, 0) == 0:
+            return None
+        left[action] -= 1
+        failure = error if error is not None else StoreError("injected")
+        if isinstance(failure, Exception):
+            return failure
+        raise failure
+
+    return outcome
