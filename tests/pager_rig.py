@@ -38,6 +38,20 @@ class Interrupt(BaseException):
     """As Ctrl-C: thrown into the pager, whatever it was waiting for."""
 
 
+class Done(list[Action]):
+    """Actions, equal to a list of equal actions of the same kinds: named tuples alone would not mind the kind."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, list) and list(map(kind_and_fields, self)) == list(map(kind_and_fields, other))
+
+
+def kind_and_fields(action: Action) -> tuple[object, ...]:
+    """What tells ``action`` from every other."""
+    return type(action), *action
+
+
 @dataclass(slots=True)
 class LowerCopy:
     """``version`` is what the page held when the copy was started."""
@@ -68,13 +82,13 @@ class Rig:
     torn: set[PageId] = field(default_factory=set)
     refuse: Outcome = lambda action: None
     interrupt_after: Callable[[Action], bool] = lambda action: False
-    done: list[Action] = field(default_factory=list)
+    done: Done = field(default_factory=Done)
 
     # -- the driver, as in runtime/unit.py ---------------------------------------------------------------------------
 
-    def tell(self, event: Event) -> list[Action]:
+    def tell(self, event: Event) -> Done:
         """Drive the pager's answer to ``event`` to its end; the actions it took."""
-        self.done = []
+        self.done = Done()
         actions = self.pager.handle(event)
         if isinstance(actions, tuple):
             for action in actions:
@@ -188,7 +202,7 @@ class Rig:
             assert page in self.device, f"page {page} is used while it is not on the device"
             assert self.device[page] == self.truth[page], f"page {page} holds version {self.device[page]}"
 
-    def op(self, reads: Sequence[PageId] = (), writes: Sequence[PageId] = (), new_bytes: int = 0) -> list[Action]:
+    def op(self, reads: Sequence[PageId] = (), writes: Sequence[PageId] = (), new_bytes: int = 0) -> Done:
         """A whole operation; the actions that made it possible."""
         pages = tuple(dict.fromkeys((*reads, *writes)))
         before = self.tell(OpBegins(pages, new_bytes))
@@ -197,14 +211,14 @@ class Rig:
         self.tell(OpEnds(pages, tuple(writes)))
         return before
 
-    def die(self, page: PageId) -> list[Action]:
+    def die(self, page: PageId) -> Done:
         """The storage of ``page`` dies."""
         del self.truth[page]
         actions = self.tell(Died(page))
         self.device.pop(page, None)
         return actions
 
-    def resize(self, page: PageId, nbytes: int) -> list[Action]:
+    def resize(self, page: PageId, nbytes: int) -> Done:
         """The program resizes a storage: its content is new."""
         self.write([page])
         return self.tell(Resized(page, nbytes))
@@ -249,12 +263,13 @@ def new_rig(limit: int = 100, *, policy: Policy | None = None, host: int | None 
 
 def failing(*wanted: Action, error: BaseException | None = None, times: int = 1) -> Outcome:
     """Each of the actions ``wanted`` fails with ``error`` so many times: it is raised unless it is an outcome."""
-    left = dict.fromkeys(wanted, times)
+    left = dict.fromkeys(map(kind_and_fields, wanted), times)
 
     def outcome(action: Action) -> Exception | None:
-        if left.get(action, 0) == 0:
+        kind = kind_and_fields(action)
+        if left.get(kind, 0) == 0:
             return None
-        left[action] -= 1
+        left[kind] -= 1
         failure = error if error is not None else StoreError("injected")
         if isinstance(failure, Exception):
             return failure

@@ -4,6 +4,7 @@
     +-- UsageError            (also ValueError): an argument or a call that cannot be obeyed
     |   +-- SessionError      (also RuntimeError): enabled twice, stepped while off, enabled inside another mode
     +-- WorkingSetError       (also RuntimeError): the device cannot hold one operation's own working set
+    +-- DeviceFullError       (also RuntimeError): not everything fits on the device at once
     +-- StoreError            (also OSError): a lower tier failed
     |   +-- StoreFullError    no room left there; the page stays where it was
     |   +-- PageLostError     a page could not be read back, or came back damaged
@@ -30,6 +31,10 @@ class SessionError(UsageError, RuntimeError):
 
 class WorkingSetError(LmsError, RuntimeError):
     """The device cannot hold what one operation alone reads and writes."""
+
+
+class DeviceFullError(LmsError, RuntimeError):
+    """The session cannot end: not everything that it holds fits on the device at once. It goes on."""
 
 
 class StoreError(LmsError, OSError):

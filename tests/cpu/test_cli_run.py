@@ -273,7 +273,7 @@ import sys
 import torch
 
 torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(12)])
+model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU()) for _ in range(6)])
 optimizer = torch.optim.Adam(model.parameters())
 for step in range(int(sys.argv[1])):
     loss = model(torch.randn(1024, 512)).square().mean()
@@ -285,23 +285,19 @@ for step in range(int(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize(
-    ("ending", "code"),
-    [("", 0), ("sys.exit(3)", 3), ("torch.zeros(2) @ torch.zeros(3)", 1)],
-    ids=["ok", "exit", "raise"],
-)
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(3)", 3), ("torch.zeros(2) @ torch.zeros(3)", 1)])
 def test_training_is_the_same_to_the_bit(desk: Desk, ending: str, code: int) -> None:
     script = desk.write("train.py", TRAIN.format(ending=ending))
-    expected = desk.run(PYTHON, script, "3")
-    ended = desk.run([*LMS, "--limit", "16MB", "--stats", "stats.json", "--json", "run.json"], script, "3")
+    expected = desk.run(PYTHON, script, "2")
+    ended = desk.run([*LMS, "--limit", "8MB", "--stats", "stats.json", "--json", "run.json"], script, "2")
     assert ended == expected
     assert ended.code == code
     stats = json.loads((desk.directory / "stats.json").read_text())
-    assert stats["steps"] == 3
-    assert stats["limit_bytes"] == 16_000_000
+    assert stats["steps"] == 2
+    assert stats["limit_bytes"] == 8_000_000
     assert stats["evicted_bytes"] > 0
     result = json.loads((desk.directory / "run.json").read_text())
-    assert (result["exit_code"], result["stats"], result["options"]) == (code, stats, {"limit": "16MB"})
+    assert (result["exit_code"], result["stats"], result["options"]) == (code, stats, {"limit": "8MB"})
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ class LmsMode(TorchDispatchMode):
             failure = error.with_traceback(None)  # its frames would hold what must be freed
         if op.undo is None and (op.info.writes or op.info.seeded):
             raise failure  # it may have written half, or drawn some: a second run would not equal the first
+        op.new_bytes = self._sizes.new_bytes(op.func, op.info, op.args, op.kwargs)
         self._sink.recover(op.entries, op.new_bytes)
         if op.undo is not None:
             op.undo()

@@ -47,7 +47,7 @@ class Pager:
         self.book = Book()
         self.counters = Counters()
         self.tick = 0
-        self._refused: set[tuple[PageId, Tier]] = set()
+        self._refused: dict[tuple[PageId, Tier | None], str] = {}  # in this step, and why
         self._clean: OrderedDict[PageId, Page] = OrderedDict()
         self._dirty: OrderedDict[PageId, Page] = OrderedDict()
         self._handlers: dict[type[Any], Callable[..., Iterable[Action]]] = {
@@ -153,9 +153,11 @@ class Pager:
         yield from self._free(None)
 
     def _restore(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        for page_id in pages:
-            if self.book[page_id].state is State.EVICTED:
-                yield from self._fetch([self.book[page_id]])
+        missing = self._pin(pages)  # what is back must not leave again to make room for the rest (see _start_fetch)
+        try:
+            yield from self._fetch(missing)
+        finally:
+            self._unpin(pages)
 
     def _limit_changed(self, nbytes: int) -> Iterable[Action]:
         self.limit = nbytes
@@ -207,7 +209,7 @@ class Pager:
         try:
             yield from self._make_ready(missing, 0)
             if written:
-                yield from self._write(pages)
+                yield from self._give_up(self._write(pages))
         finally:
             self._unpin(pages)
 
@@ -220,9 +222,20 @@ class Pager:
 
     def _settle(self, discards: list[Action]) -> Actions:
         """After an operation: give up stale copies, then go back under the limit as far as the tiers allow."""
-        yield from discards
+        yield from self._give_up(discards)
         if self.room < 0:
             yield from self._free(-self.room)
+
+    def _give_up(self, discards: list[Action]) -> Actions:
+        """Every one of them, also if one is interrupted: nobody else would."""
+        failure: BaseException | None = None
+        for discard in discards:
+            try:
+                yield discard
+            except BaseException as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def _may_leave(self, page: Page) -> bool:
         return not page.pins and not page.unpageable and page.state in (State.RESIDENT, State.CLEAN)
@@ -265,14 +278,25 @@ class Pager:
             f"{tier.value} holds {format_bytes(self._held(tier))} of at most {format_bytes(most)}"
             for tier, most in self.tiers.items()
         )
+        failures = list(self._refused.values())
+        why = f". The last attempt failed: {failures[-1]}" if failures else ""
         raise StoreFullError(
             f"{format_bytes(nbytes)} more must leave the device to stay under the limit of {format_bytes(self.limit)}, "
             f"and no lower tier can take them ({tiers}). Nothing is lost. Raise host_limit, choose a spill_dir with "
-            f"more free space, or raise limit"
+            f"more free space, or raise limit{why}"
         )
 
     def _free(self, nbytes: int | None) -> Generator[Action, Exception | None, tuple[int, int]]:
         """Evict until ``nbytes`` are freed (None: all that may leave). How many pages left, and their bytes."""
+        left = freed = 0
+        while True:
+            tried, more_left, more_freed = yield from self._try_to_free(None if nbytes is None else nbytes - freed)
+            left, freed = left + more_left, freed + more_freed
+            if more_left == tried or (nbytes is not None and freed >= nbytes):
+                return left, freed  # else some copies failed: other tiers, or other pages
+
+    def _try_to_free(self, nbytes: int | None) -> Generator[Action, Exception | None, tuple[int, int, int]]:
+        """The same, but copies may fail. How many pages were to leave, how many did, and their bytes."""
         left = freed = 0
         leaving: list[Page] = []
         try:
@@ -287,10 +311,7 @@ class Pager:
                     freed += page.nbytes
         finally:  # an interrupt must not leave copies under way behind
             left, freed = yield from self._finish_evicts(leaving)
-        if nbytes is not None and freed < nbytes and left < len(leaving):  # some copies failed: others must go
-            more_left, more_freed = yield from self._free(nbytes - freed)
-            return left + more_left, freed + more_freed
-        return left, freed
+        return len(leaving), left, freed
 
     def _finish_evicts(self, pages: list[Page]) -> Generator[Action, Exception | None, tuple[int, int]]:
         left = freed = 0
@@ -315,40 +336,53 @@ class Pager:
             try:
                 error = yield StartEvict(page.id, tier)
             except BaseException:
-                self._fail_evict(page, None)
+                yield from self._abandon_evict(page)
                 raise
             if error is None:
                 return True
-            self._fail_evict(page, tier)
+            self._fail_evict(page, error)
         return False
 
     def _finish_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
         """Wait for the copy of ``page`` if one is under way, then free its device bytes; whether that was possible."""
         if page.state is State.EVICTING:
-            tier = page.tier
             try:
                 error = yield FinishEvict(page.id)
             except BaseException:
-                self._fail_evict(page, None)
+                yield from self._abandon_evict(page)
                 raise
             if error is not None:
-                self._fail_evict(page, tier)
+                self._fail_evict(page, error)
                 return False
             self.book.apply(page, Trigger.FINISH_EVICT)
             self.counters.evictions += 1
             self.counters.evicted_bytes += page.nbytes
         else:
             self.counters.clean_drops += 1
-        yield Release(page.id)
+        try:
+            yield Release(page.id)
+        except Exception:  # it was not freed
+            self._offer(page)
+            raise
+        except BaseException:  # an interrupt: it may be freed by now, and fetching what is there does no harm
+            self.book.apply(page, Trigger.RELEASE)
+            raise
         self.book.apply(page, Trigger.RELEASE)
         return True
 
-    def _fail_evict(self, page: Page, tier: Tier | None) -> None:
-        """The page stays where it was; ``tier``, if one is to blame, is not asked for it again in this step."""
+    def _fail_evict(self, page: Page, error: Exception) -> None:
+        """The page stays where it was; the tier is not asked for it again in this step."""
+        self._refused[page.id, page.tier] = str(error)  # not the error: its traceback holds tensors (N21)
         self.book.apply(page, Trigger.FAIL_EVICT)
-        if tier is not None:
-            self._refused.add((page.id, tier))
         self._offer(page)
+
+    def _abandon_evict(self, page: Page) -> Actions:
+        """Interrupted, nobody knows how far: the page stays where it was, and what there is of its copy is given up."""
+        tier = page.tier
+        self.book.apply(page, Trigger.FAIL_EVICT)
+        self._offer(page)
+        if tier is not None:
+            yield Discard(page.id, tier)
 
     def _held(self, tier: Tier) -> int:
         return self.book.ledger.host if tier is Tier.HOST else self.book.ledger.disk

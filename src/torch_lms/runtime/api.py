@@ -136,7 +136,7 @@ def disable() -> None:
 
     Raises:
         SessionError: it is off.
-        RuntimeError: not everything fits on the device. Nothing is lost, and the session goes on.
+        DeviceFullError: not everything fits on the device. Nothing is lost, and the session goes on.
     """
     global _running, _last_stats
     running = _required()

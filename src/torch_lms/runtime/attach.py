@@ -24,7 +24,7 @@ def attach(mode: LmsMode) -> None:
 
 def refuse_inside_other_modes() -> None:
     """A mode entered before ours, and left while ours is on, would take ours away (N20)."""
-    others = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    others = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, LmsMode)]
     if others:
         raise SessionError(
             f"enable() was called inside another dispatch mode ({', '.join(others)}), whose end would end this session "

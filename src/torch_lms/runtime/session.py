@@ -12,11 +12,12 @@ from torch_lms.capture.mode import LmsMode, Sink
 from torch_lms.capture.raw import RawAccess, RawPatches
 from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_within
-from torch_lms.errors import ForkedPageError, InvariantError, UsageError, WorkingSetError
+from torch_lms.errors import DeviceFullError, ForkedPageError, InvariantError, UsageError, WorkingSetError
 from torch_lms.pager import (
     Accessed,
     Counters,
     Exported,
+    LimitChanged,
     OpEnds,
     Pinned,
     Reclaim,
@@ -27,6 +28,7 @@ from torch_lms.pager import (
 )
 from torch_lms.residency import PageId, State
 from torch_lms.runtime.executor import CAN_SWAP, Executor
+from torch_lms.runtime.limits import AutoLimit, auto_limit
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.stats import Stats
 from torch_lms.runtime.unit import Unit
@@ -54,7 +56,7 @@ class Session(Sink, RawAccess):
         self.lock = threading.RLock()
         self._new_executor = new_executor
         self._registry = Registry()
-        self._lost_to_fork: set[PageId] = set()
+        self._lost_to_fork: set[PageId] | None = None
         self._patches = RawPatches(self)
         self._units: dict[torch.device, Unit] = {}
         self._default = self._unit_of(_current_device(options.kind))
@@ -72,6 +74,8 @@ class Session(Sink, RawAccess):
         return self._registry.find(storage)
 
     def tight(self, entries: list[Entry]) -> bool:
+        if self._lost_to_fork is not None:
+            return False
         pager = (entries[0].unit if entries else self._default).pager
         return bool(pager.book.ledger.device * 2 >= pager.limit)
 
@@ -79,9 +83,8 @@ class Session(Sink, RawAccess):
         return int((entries[0].unit if entries else self._default).pager.limit)
 
     def begin(self, entries: list[Entry], new_bytes: int) -> None:
-        if not entries and not new_bytes:
+        if (not entries and not new_bytes) or self._is_left_alone(entries):
             return
-        self._refuse_lost(entries)
         with self.lock:
             self._bury()
             begun: list[tuple[Unit, tuple[PageId, ...]]] = []
@@ -96,6 +99,8 @@ class Session(Sink, RawAccess):
                 raise
 
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
+        if self._is_left_alone(entries):
+            return
         with self.lock:
             for entry in written:
                 self._notice_size(entry)
@@ -105,7 +110,8 @@ class Session(Sink, RawAccess):
                     unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
 
     def access(self, entries: list[Entry], written: bool = False) -> None:
-        self._refuse_lost(entries)
+        if self._is_left_alone(entries):
+            return
         with self.lock:
             self._bury()
             for unit, its in self._by_unit(entries):
@@ -113,7 +119,8 @@ class Session(Sink, RawAccess):
                 unit.executor.use(its)
 
     def export(self, entries: list[Entry], reason: str) -> None:
-        self._refuse_lost(entries)
+        if self._is_left_alone(entries):
+            return
         with self.lock:
             self._bury()
             for unit, its in self._by_unit(entries):
@@ -121,6 +128,8 @@ class Session(Sink, RawAccess):
                 unit.executor.use(its)
 
     def resized(self, entry: Entry) -> None:
+        if self._is_left_alone([entry]):
+            return
         with self.lock:
             self._notice_size(entry)
 
@@ -271,60 +280,86 @@ class Session(Sink, RawAccess):
                     _check(entry, storage)
 
     def close(self) -> None:
-        """Bring everything back, and let go. If something does not fit, the session goes on.
+        """Bring everything back, and let go.
 
         Raises:
-            LmsError, RuntimeError: a page could not be brought back.
+            DeviceFullError: not everything fits. The session goes on, and so it does if another error is raised.
         """
         with self.lock:
             self._bury()
-            for unit in self._units.values():
-                unit.tell(Restore(tuple(page.id for page in unit.pager.book)))
+            try:
+                for unit in self._units.values():
+                    unit.tell(Restore(tuple(page.id for page in unit.pager.book)))
+            except (RuntimeError, MemoryError) as error:
+                if not self.is_out_of_memory(error):
+                    raise
+                raise self._cannot_end() from error
             self.active = False
             self._patches.uninstall()
             for unit in self._units.values():
                 unit.executor.close()
 
+    def _cannot_end(self) -> DeviceFullError:
+        books = [unit.pager.book for unit in self._units.values()]
+        away = sum(page.nbytes for book in books for page in book if not page.state.on_device)
+        for unit in self._units.values():
+            unit.tell(LimitChanged(unit.pager.limit))
+        return DeviceFullError(
+            f"LMS stays on: {format_bytes(away)} of the {format_bytes(sum(book.ledger.live for book in books))} that it "
+            f"holds do not fit on the device. Nothing is lost. Delete tensors that are not needed any more, then call "
+            f"torch_lms.disable() again; a process that ends needs not call it at all"
+        )
+
     # -- forks (N13) -------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """The child may read pages on the CPU: bring back what has room under the limit."""
+        """The child may read pages on the CPU: all that fits comes back, for this moment beyond the limit."""
         self.lock.acquire()
         self._bury()
         unit = self._units.get(torch.device("cpu"))
         if unit is not None:
-            for page in list(unit.pager.book):
-                if page.state is State.EVICTED and page.nbytes <= unit.pager.room:
+            room = auto_limit(unit.device).nbytes
+            for page in [page for page in unit.pager.book if page.state is State.EVICTED]:
+                if page.nbytes <= room:
                     unit.tell(Restore((page.id,)))
+                    room -= page.nbytes
 
     def after_fork_in_parent(self) -> None:
-        """Go on."""
+        """Back under the limit: what came back left a copy below, so this moves nothing."""
+        for unit in self._units.values():
+            unit.tell(LimitChanged(unit.pager.limit))
         self.lock.release()
 
     def after_fork_in_child(self) -> bool:
-        """Let go of all that is the parent's. Whether pages stayed behind that the child must not touch."""
+        """Let go of all that is the parent's. Whether pages stayed behind, which the child must be kept from."""
         self.lock = threading.RLock()
+        self._lost_to_fork = {
+            page.id for unit in self._units.values() for page in unit.pager.book if not page.state.on_device
+        }
         for unit in self._units.values():
-            self._lost_to_fork |= {p.id for p in unit.pager.book if unit.device.type == "cpu" and not p.state.on_device}
             unit.executor.abandon()
         if not self._lost_to_fork:
             self.active = False
             self._patches.uninstall()
         return bool(self._lost_to_fork)
 
-    def _refuse_lost(self, entries: list[Entry]) -> None:
-        if self._lost_to_fork and any(entry.page in self._lost_to_fork for entry in entries):
+    def _is_left_alone(self, entries: list[Entry]) -> bool:
+        """Whether this is a forked child, which pages nothing."""
+        if self._lost_to_fork is None:
+            return False
+        if any(entry.page in self._lost_to_fork for entry in entries):
             raise ForkedPageError(
                 "a forked process touched a tensor that its parent had moved to disk, and cannot bring it back. "
                 "Keep it in memory while processes are started (torch_lms.pinned), or start them by spawn"
             )
+        return True
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def _register(
         self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, owned: bool = False
     ) -> Entry | None:
-        if storage.device.type != self.options.kind or self._lost_to_fork:
+        if storage.device.type != self.options.kind or self._lost_to_fork is not None:
             return None
         if tensor is not None and (_is_read_unseen(tensor, storage) or tensor._is_zerotensor()):
             return None

@@ -3,10 +3,10 @@
 import threading
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -20,7 +20,6 @@ class StepHooks:
 
     def __init__(self, step: Callable[[], None], adopt: Callable[[list[torch.Tensor]], None]) -> None:
         self._step, self._adopt = step, adopt
-        self._depth = threading.local()
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -29,15 +28,16 @@ class StepHooks:
         self._handles = [
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
-            register_module_forward_pre_hook(self._before_forward),
-            register_module_forward_hook(self._after_forward, always_call=True),
         ]
+        self._call = torch.nn.Module.__call__
+        torch.nn.Module.__call__ = self._watched(self._call)  # type: ignore[method-assign]
 
     def uninstall(self) -> None:
         """Remove them."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if optimizer not in self._known:
@@ -49,13 +49,23 @@ class StepHooks:
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._step()
 
-    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        self._depth.now = getattr(self._depth, "now", 0) + 1
-        if self._depth.now == 1 and module not in self._known:
-            self._known.add(module)
-            self._adopt(list(module.parameters()))
+    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """``call``, with its outermost activation noticed. Hooks for all modules would do, and slow every call down."""
+        inside = threading.local()
 
-    def _after_forward(self, _module: torch.nn.Module, _args: Any, _result: Any) -> None:
-        self._depth.now = max(0, getattr(self._depth, "now", 0) - 1)
-        if self._depth.now == 0 and not torch.is_grad_enabled():
-            self._step()
+        @wraps(call)
+        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if getattr(inside, "now", False):
+                return call(module, *args, **kwargs)
+            if module not in self._known:
+                self._known.add(module)
+                self._adopt(list(module.parameters()))
+            inside.now = True
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                inside.now = False
+                if not torch.is_grad_enabled():
+                    self._step()
+
+        return watched

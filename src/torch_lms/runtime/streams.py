@@ -1,75 +1,37 @@
-"""An accelerator with streams: behind its memory comes page-locked host memory, behind that the disk (N5)."""
+"""An accelerator with streams: behind its memory comes page-locked host memory, behind that the disk.
 
-from abc import ABC, abstractmethod
+Who waits for whom (N5). "Home" is the stream for which a page's memory was allocated, and to which it goes back.
+
+1. A copy down waits for every stream that used the page.
+2. Home waits for the copy down before the memory is freed: it may be handed out again there at once.
+3. A copy up waits for home at the moment of the allocation: whoever had the memory before may still be queued there.
+   Home has waited for the copy down (2), so the copy up is behind that, too.
+4. Home waits for the copy up, and so does every other stream before it uses the page.
+5. The allocator is told of every other stream that uses memory which we allocated, and waits for it when that memory
+   comes free, by our hand or with the program's last reference. Where the program said so itself (`record_stream`), it
+   said it of memory that is gone.
+6. A lower copy's room is used again only when no copy into it or out of it is under way.
+
+A page under way has its storage held, so the program cannot end it; and each step is safe to repeat, since an interrupt
+can come when a step is done and the pager has not heard of it yet.
+"""
+
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.residency import PageId, Tier
-from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
+from torch_lms.runtime.device import Stream, StreamDevice, StreamEvent
+from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.staging import Staging
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
-
-_STAGING_BYTES = 32 << 20
-
-Stream = Any
-StreamEvent = Any
-
-
-class StreamDevice(ABC):
-    """The little that the executor needs of a device. Streams are compared by equality and must be hashable."""
-
-    @abstractmethod
-    def current_stream(self) -> Stream:
-        """The stream on which the caller's operations run."""
-
-    @abstractmethod
-    def new_stream(self) -> Stream:
-        """A stream of our own, for the session's life."""
-
-    @abstractmethod
-    def record(self, stream: Stream) -> StreamEvent:
-        """An event after all that was queued on ``stream`` so far."""
-
-    @abstractmethod
-    def wait(self, stream: Stream, event: StreamEvent) -> None:
-        """What is queued on ``stream`` from now on runs after ``event``. Does not block the host."""
-
-    @abstractmethod
-    def synchronize(self, event: StreamEvent) -> None:
-        """Block the host until ``event``."""
-
-    @abstractmethod
-    def reached(self, event: StreamEvent) -> bool:
-        """Whether ``event`` is past."""
-
-    @abstractmethod
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Queue a copy of bytes on ``stream``. Does not block the host."""
-
-    @abstractmethod
-    def bytes_of(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """All bytes of ``storage``, as a uint8 tensor."""
-
-    @abstractmethod
-    def page_lock(self, nbytes: int) -> torch.Tensor:
-        """A page-locked uint8 tensor on the host."""
-
-    @abstractmethod
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether ``error`` says that the device's memory ran out."""
-
-    @abstractmethod
-    def trim(self) -> None:
-        """Give cached free memory back to the device."""
 
 
 @dataclass(slots=True)
@@ -79,25 +41,29 @@ class _Copy:
     Attributes:
         tier, slots: where it is: one slot in host memory, or several on disk.
         done: passes when the copy into host memory is complete.
+        read: passes when the last copy out of host memory is complete.
         writes: those to the disk that are under way.
-        storage: held while the page is on its way down.
+        storage: held while the page is on its way, down or up.
+        failure: why it could not be brought back.
     """
 
     tier: Tier
     slots: list[Slot]
     done: StreamEvent | None = None
+    read: StreamEvent | None = None
     writes: list[Pending] = field(default_factory=list)
     storage: torch.UntypedStorage | None = None
+    failure: StoreError | None = None
 
 
 @dataclass(slots=True)
 class _Use:
-    """Which streams a resident page was used on, and what they must wait for.
+    """Which streams know a page.
 
     Attributes:
-        home: the stream on which its memory was allocated, or on which it was first seen.
-        streams: all streams that used it, ``home`` included.
-        arrived: passes when a fetch is complete; None if there was none.
+        home: see above. Until the first fetch, the stream on which the page was first seen.
+        streams: those that may use it as it is: ``home``, and all that used it since it last came.
+        arrived: passes when the last fetch is complete; None if we did not allocate its memory.
     """
 
     home: Stream
@@ -112,16 +78,19 @@ class StreamExecutor(Executor):
         device: the device.
         host: page-locked host memory.
         disk: behind it.
+        staging_bytes: size of each of two page-locked buffers on the way to the disk; they come on top of ``host``.
     """
 
-    def __init__(self, device: StreamDevice, host: HostStore, disk: DiskStore) -> None:
+    def __init__(self, device: StreamDevice, host: HostStore, disk: DiskStore, staging_bytes: int = 32 << 20) -> None:
         super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity})
         self._device, self._host, self._disk = device, host, disk
+        self._staging_bytes = staging_bytes
         self._out, self._in = device.new_stream(), device.new_stream()
+        self._first = device.current_stream()
         self._copies: dict[PageId, _Copy] = {}
         self._uses: dict[PageId, _Use] = {}
-        self._retired: deque[tuple[StreamEvent, Slot]] = deque()
-        self._staging: _Staging | None = None
+        self._retired: deque[tuple[list[StreamEvent], Slot]] = deque()
+        self._staging: Staging | None = None
 
     # -- down --------------------------------------------------------------------------------------------------------
 
@@ -129,84 +98,114 @@ class StreamExecutor(Executor):
         storage = entry()
         if storage is None:
             return
-        copy = _Copy(tier, self._reserve(tier, entry.nbytes), storage=storage)
-        use = self._use_of(entry)
-        for stream in use.streams:
-            self._device.wait(self._out, self._device.record(stream))
-        source = self._device.bytes_of(storage)
-        if tier is Tier.HOST:
-            self._device.copy(self._host.tensor(copy.slots[0]), source, self._out)
-            copy.done = self._device.record(self._out)
-        else:
-            copy.writes = self._stage().down(source, copy.slots, self._disk, self._out)
-        self._copies[entry.page] = copy
+        self.discard(entry)
+        copy = self._copies[entry.page] = _Copy(tier, self._reserve(tier, entry.nbytes), storage=storage)
+        try:
+            for stream in self._use_of(entry).streams:
+                self._device.wait(self._out, self._device.record(stream))
+            source = self._device.bytes_of(storage)
+            if tier is Tier.HOST:
+                self._device.copy(self._host.tensor(copy.slots[0]), source, self._out)
+                copy.done = self._device.record(self._out)
+            else:
+                copy.writes = self._stage().down(source, copy.slots, self._disk, self._out)
+        except BaseException:
+            self._give_up(entry)
+            raise
 
     def finish_evict(self, entry: Entry) -> None:
-        """Every stream that used the page waits for its copy, so that neither a write nor whoever gets its memory next
-        can overtake that. The host waits only for the disk.
-        """
+        """The host waits only for the disk."""
         copy = self._copies.get(entry.page)
         if copy is None:
             return
         try:
             for write in copy.writes:
                 self._wait(write.wait)
+            if copy.done is not None:
+                for stream in self._owners(self._use_of(entry)):
+                    self._device.wait(stream, copy.done)
         except BaseException:
-            self.discard(entry)
+            self._give_up(entry)
             raise
-        finally:
-            copy.writes, copy.storage = [], None
-        if copy.done is not None:
-            for stream in self._use_of(entry).streams:
-                self._device.wait(stream, copy.done)
+        copy.writes, copy.storage = [], None
 
     def release(self, entry: Entry) -> None:
-        """The memory goes back to the stream that it was allocated on: that one waits for the others."""
-        use, storage = self._use_of(entry), entry()
-        del self._uses[entry.page]
-        if storage is None:
-            return
-        for stream in use.streams - {use.home}:
-            self._device.wait(use.home, self._device.record(stream))
-        empty_storage(storage)
+        storage, use = entry(), self._use_of(entry)
+        if storage is not None:
+            self._device.free(storage)
+            use.streams, use.arrived = set(), None
+
+    def _owners(self, use: _Use) -> set[Stream]:
+        """To whom the memory may go back. What is not of our making may belong to a stream on which the page was never
+        seen: most likely to the one on which the session began.
+        """
+        return {use.home, self._first} if use.arrived is None else {use.home}
+
+    def _give_up(self, entry: Entry) -> None:
+        """An eviction failed: no copy is under way any more when this returns."""
+        self._device.synchronize(self._device.record(self._out))
+        self.discard(entry)
 
     # -- up ----------------------------------------------------------------------------------------------------------
 
     def start_fetch(self, entry: Entry) -> None:
+        """The memory is home's again, wherever the page is needed: the program knows where it allocated it, and may
+        count on that when it lets go of it.
+        """
         copy, storage = self._copies.get(entry.page), entry()
-        if copy is None or storage is None:
+        if copy is None or storage is None or copy.storage is not None:
             return
-        fill_storage(storage, entry.nbytes)
-        current = self._device.current_stream()
-        # The allocator may hand out memory whose last user is still queued on this stream.
-        self._device.wait(self._in, self._device.record(current))
-        target = self._device.bytes_of(storage)
+        use = self._use_of(entry)
+        copy.storage = storage
         try:
+            self._device.allocate(storage, entry.nbytes, use.home)
+            self._device.wait(self._in, self._device.record(use.home))
+            target = self._device.bytes_of(storage)
             if copy.tier is Tier.HOST:
-                if copy.done is not None:
-                    self._device.wait(self._in, copy.done)
                 self._device.copy(target, self._host.tensor(copy.slots[0]), self._in)
             else:
                 self._stage().up(target, copy.slots, self._disk, self._in)
-        except BaseException:
+            use.streams, use.arrived = set(), self._device.record(self._in)
+            copy.read = use.arrived
+        except BaseException as error:
             self._device.synchronize(self._device.record(self._in))
-            empty_storage(storage)
-            raise
-        self._uses[entry.page] = _Use(current, set(), self._device.record(self._in))
+            self._device.free(storage)
+            copy.storage = None
+            if not isinstance(error, StoreError):
+                raise
+            copy.failure = error.with_traceback(None)  # its frames hold the storage
 
     def finish_fetch(self, entry: Entry) -> None:
-        self.use((entry,))
+        """The host waits for nothing."""
+        copy = self._copies.get(entry.page)
+        if copy is None:
+            return
+        copy.storage = None
+        if copy.failure is not None:
+            failure, copy.failure = copy.failure, None
+            raise failure
+        use = self._use_of(entry)
+        if use.arrived is not None and use.home not in use.streams:
+            self._device.wait(use.home, use.arrived)
+            use.streams.add(use.home)
 
     def use(self, entries: Iterable[Entry]) -> None:
         current = self._device.current_stream()
         for entry in entries:
             use = self._uses.get(entry.page)
             if use is None:
-                use = self._uses[entry.page] = _Use(current, set())
-            if current not in use.streams:
-                if use.arrived is not None:
-                    self._device.wait(current, use.arrived)
-                use.streams.add(current)
+                self._uses[entry.page] = _Use(current, {current})
+            elif current not in use.streams:
+                self._join(current, use, entry)
+
+    def _join(self, stream: Stream, use: _Use, entry: Entry) -> None:
+        """``stream`` uses the page as well."""
+        if use.arrived is not None:
+            self._device.wait(stream, use.arrived)
+            storage = entry()
+            if storage is not None:
+                self._device.keep_for(storage, stream)
+        use.streams.add(stream)
 
     def _use_of(self, entry: Entry) -> _Use:
         if entry.page not in self._uses:
@@ -216,21 +215,21 @@ class StreamExecutor(Executor):
     # -- lower tiers -------------------------------------------------------------------------------------------------
 
     def discard(self, entry: Entry) -> None:
-        """Host memory is used again only when no copy into it or out of it is under way any more."""
-        copy, use = self._copies.pop(entry.page, None), self._uses.get(entry.page)
+        copy = self._copies.pop(entry.page, None)
         if copy is None:
             return
-        if copy.tier is Tier.DISK:
+        if copy.tier is Tier.DISK:  # nothing of the device's: it waits for its own writes
             for slot in copy.slots:
                 self._disk.release(slot)
             return
-        last = use.arrived if use is not None and use.arrived is not None else copy.done
-        if last is None or self._device.reached(last):
-            self._host.release(copy.slots[0])
+        events = [e for e in (copy.done, copy.read) if e is not None and not self._device.reached(e)]
+        if events:
+            self._retired.append((events, copy.slots[0]))
         else:
-            self._retired.append((last, copy.slots[0]))
+            self._host.release(copy.slots[0])
 
     def forget(self, entry: Entry) -> None:
+        self.discard(entry)
         self._uses.pop(entry.page, None)
 
     def _reserve(self, tier: Tier, nbytes: int) -> list[Slot]:
@@ -238,8 +237,8 @@ class StreamExecutor(Executor):
             return [self._reserve_host(nbytes)]
         slots: list[Slot] = []
         try:
-            for first in range(0, nbytes, _STAGING_BYTES):
-                slots.append(self._disk.reserve(min(_STAGING_BYTES, nbytes - first)))
+            for first in range(0, nbytes, self._staging_bytes):
+                slots.append(self._disk.reserve(min(self._staging_bytes, nbytes - first)))
         except BaseException:
             for slot in slots:
                 self._disk.release(slot)
@@ -247,21 +246,23 @@ class StreamExecutor(Executor):
         return slots
 
     def _reserve_host(self, nbytes: int) -> Slot:
-        while self._retired and self._device.reached(self._retired[0][0]):
+        while self._retired and all(map(self._device.reached, self._retired[0][0])):
             self._host.release(self._retired.popleft()[1])
-        while True:
+        while self._retired:
             try:
                 return self._host.reserve(nbytes)
             except StoreFullError:
-                if not self._retired:
-                    raise
-                event, slot = self._retired.popleft()
+                pass
+            events, slot = self._retired[0]
+            for event in events:
                 self._wait(partial(self._device.synchronize, event))
-                self._host.release(slot)
+            self._retired.popleft()
+            self._host.release(slot)
+        return self._host.reserve(nbytes)
 
-    def _stage(self) -> "_Staging":
+    def _stage(self) -> Staging:
         if self._staging is None:
-            self._staging = _Staging(self._device, self._wait)
+            self._staging = Staging(self._device, self._staging_bytes, self._wait)
         return self._staging
 
     # -- the rest ----------------------------------------------------------------------------------------------------
@@ -273,11 +274,13 @@ class StreamExecutor(Executor):
         self._device.trim()
 
     def close(self) -> None:
+        """Pages that just came back are there for every stream: from now on nobody makes one wait."""
         for stream in (self._out, self._in):
             self._device.synchronize(self._device.record(stream))
         self._forget_all()
         self._host.close()
         self._disk.close()
+        self._staging = None  # not before: the disk may still have been writing from it
 
     def abandon(self) -> None:
         self._forget_all()
@@ -287,45 +290,3 @@ class StreamExecutor(Executor):
         self._copies.clear()
         self._uses.clear()
         self._retired.clear()
-
-
-class _Staging:
-    """Two page-locked buffers through which pages pass between device and disk, a piece at a time."""
-
-    def __init__(self, device: StreamDevice, wait: Callable[[Callable[[], None]], None]) -> None:
-        self._device, self._wait = device, wait
-        self._buffers = [device.page_lock(_STAGING_BYTES) for _ in range(2)]
-        self._busy: list[Callable[[], None] | None] = [None, None]
-
-    def down(self, source: torch.Tensor, slots: list[Slot], disk: DiskStore, stream: Stream) -> list[Pending]:
-        """Copy ``source`` into ``slots``; the writes still under way."""
-        writes = []
-        for index, (slot, piece) in enumerate(_pieces(source, slots)):
-            buffer = self._free_buffer(index)[: slot.nbytes]
-            self._device.copy(buffer, piece, stream)
-            self._wait(partial(self._device.synchronize, self._device.record(stream)))
-            writes.append(disk.write(slot, memory_of(buffer)))
-            self._busy[index % 2] = writes[-1].wait
-        return writes
-
-    def up(self, target: torch.Tensor, slots: list[Slot], disk: DiskStore, stream: Stream) -> None:
-        """Copy ``slots`` into ``target``; the last pieces may still be under way on ``stream``."""
-        for index, (slot, piece) in enumerate(_pieces(target, slots)):
-            buffer = self._free_buffer(index)[: slot.nbytes]
-            self._wait(disk.read(slot, memory_of(buffer)).wait)
-            self._device.copy(piece, buffer, stream)
-            self._busy[index % 2] = partial(self._device.synchronize, self._device.record(stream))
-
-    def _free_buffer(self, index: int) -> torch.Tensor:
-        busy, self._busy[index % 2] = self._busy[index % 2], None
-        if busy is not None:
-            with suppress(StoreError):  # told to whoever waits for that write
-                self._wait(busy)
-        return self._buffers[index % 2]
-
-
-def _pieces(tensor: torch.Tensor, slots: list[Slot]) -> Iterator[tuple[Slot, torch.Tensor]]:
-    first = 0
-    for slot in slots:
-        yield slot, tensor[first : first + slot.nbytes]
-        first += slot.nbytes

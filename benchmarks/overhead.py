@@ -1,0 +1,390 @@
+"""What LMS costs while everything fits: per operation, and per training step. See README.md for how to read it.
+
+python benchmarks/overhead.py            # under 4 minutes; writes results/overhead-<machine>.json
+python benchmarks/overhead.py --quick    # seconds: does it work at all?
+"""
+
+import gc
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_lms
+from torch_lms.runtime.probe import Machine, probe
+
+FORMAT = 1
+RESULTS = Path(__file__).parent / "results"
+GOAL = 1.02
+"""Most that a step may take with LMS, as a multiple of one without, where operations work on more than 1 MiB."""
+
+IDLE_LOAD = 0.3
+MIB = 1 << 20
+
+
+class EmptyMode(TorchDispatchMode):
+    """The least that any pager for stock PyTorch pays: a dispatch mode that does nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def lms(min_size: int) -> Iterator[None]:
+    """LMS with more memory than is needed. Fails if it moved anything."""
+    with torch_lms.session(limit="auto", min_size=min_size) as session:
+        yield
+        stats = session.stats()
+    if stats.evicted_bytes or stats.clean_drops:
+        raise SystemExit(f"memory was short, so this is no measurement of what LMS costs when it is not:\n{stats}")
+
+
+Variant = Callable[[], AbstractContextManager[Any]]
+
+
+def variants(min_size: int) -> dict[str, Variant]:
+    """What is compared, by name."""
+    return {"stock": nullcontext, "empty": EmptyMode, "lms": partial(lms, min_size)}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and quartiles of ``count`` samples."""
+
+    median: float
+    lower: float
+    upper: float
+    count: int
+
+    @classmethod
+    def of(cls, samples: list[float]) -> "Spread":
+        lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(median, lower, upper, len(samples))
+
+
+# -- operations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpCase:
+    """Calls of one operator. The tensors are small, so that nearly all of the time is what leads to the kernel;
+    whether they are pages is a matter of ``min_size``."""
+
+    name: str
+    paged: bool
+    make: Callable[[], Callable[[], object]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpResult:
+    """Microseconds per call. ``added``: of LMS over stock, round by round."""
+
+    name: str
+    paged: bool
+    stock_us: Spread
+    empty_us: Spread
+    lms_us: Spread
+    added_us: Spread
+
+
+_FLOATS = 64
+
+
+def _add() -> Callable[[], object]:
+    return partial(torch.add, torch.ones(_FLOATS), torch.ones(_FLOATS))
+
+
+def _add_in_place() -> Callable[[], object]:
+    return partial(torch.ones(_FLOATS).add_, torch.ones(_FLOATS))
+
+
+def _view() -> Callable[[], object]:
+    return partial(torch.ones(_FLOATS).view, 8, 8)
+
+
+def _foreach() -> Callable[[], object]:
+    return partial(torch._foreach_add_, [torch.ones(_FLOATS) for _ in range(50)], 1.0)
+
+
+OPS = [
+    OpCase(name, paged, make)
+    for paged in (False, True)
+    for name, make in (
+        ("add, a new result", _add),
+        ("add_, in place", _add_in_place),
+        ("view", _view),
+        ("_foreach_add_ of 50", _foreach),
+    )
+]
+
+
+def measure_op(case: OpCase, rounds: int, calls: int) -> OpResult:
+    """Rounds of ``calls`` calls each, the variants in turn."""
+    times: dict[str, list[float]] = {"stock": [], "empty": [], "lms": []}
+    call = case.make()
+    for number in range(rounds + 1):
+        for name, entered in _in_turn(variants(4 * _FLOATS if case.paged else MIB), number):
+            with entered():
+                for _ in range(20):
+                    call()
+                began = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                seconds = time.perf_counter() - began
+            if number:  # the first round warms up
+                times[name].append(seconds / calls * 1e6)
+    added = [lms_us - stock_us for lms_us, stock_us in zip(times["lms"], times["stock"], strict=True)]
+    spreads = (Spread.of(samples) for samples in (*times.values(), added))
+    return OpResult(case.name, case.paged, *spreads)
+
+
+# -- training steps --------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet18(classes: int = 15) -> nn.Module:
+    """The network of He et al. 2015, table 1, 18 layers."""
+    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    blocks = [Residual(*width) for width in [*widths, (512, 512, 1)]]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+def encoder(layers: int = 3, width: int = 512) -> nn.Module:
+    """A transformer encoder with pre-norm layers."""
+    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+
+class UNet3d(nn.Module):
+    """Three levels, two convolutions each, skips by concatenation."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        wider, widest = 2 * width, 4 * width
+        self.down = nn.ModuleList([self._block(1, width), self._block(width, wider), self._block(wider, widest)])
+        self.up = nn.ModuleList([self._block(widest + wider, wider), self._block(wider + width, width)])
+        self.head = nn.Conv3d(width, 3, 1)
+
+    @staticmethod
+    def _block(inputs: int, outputs: int) -> nn.Module:
+        ends = [(inputs, outputs), (outputs, outputs)]
+        return nn.Sequential(
+            *(m for a, b in ends for m in (nn.Conv3d(a, b, 3, padding=1), nn.InstanceNorm3d(b), nn.LeakyReLU(0.01)))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.down[0](x)
+        second = self.down[1](nn.functional.max_pool3d(first, 2))
+        x = self.down[2](nn.functional.max_pool3d(second, 2))
+        x = self.up[0](torch.cat([nn.functional.interpolate(x, scale_factor=2), second], 1))
+        x = self.up[1](torch.cat([nn.functional.interpolate(x, scale_factor=2), first], 1))
+        result: Tensor = self.head(x)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """A model in training; ``shape`` is that of a batch."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+
+
+STEPS = [
+    StepCase("ResNet-18, 8 x 224^2", resnet18, (8, 3, 224, 224)),
+    StepCase("transformer encoder, 3 layers of 512, 8 x 256 tokens", encoder, (8, 256, 512)),
+    StepCase("3D U-Net, width 16, 64^3", UNet3d, (1, 1, 64, 64, 64)),
+]
+QUICK_STEPS = [
+    StepCase("ResNet-18, 2 x 64^2", resnet18, (2, 3, 64, 64)),
+    StepCase("transformer encoder, 1 layer of 64", partial(encoder, 1, 64), (2, 16, 64)),
+    StepCase("3D U-Net, width 4, 16^3", partial(UNet3d, 4), (1, 1, 16, 16, 16)),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Seconds per step, and ratios to stock, round by round. CPU time is of all threads: on a machine that does other
+    things too it is steadier than the wall clock, but with several threads it counts their waiting."""
+
+    name: str
+    ops: int
+    stock_s: Spread
+    lms_over_stock: Spread
+    empty_over_stock: Spread
+    lms_over_stock_cpu: Spread
+
+
+class CountOps(TorchDispatchMode):
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def measure_step(case: StepCase, seconds: float) -> StepResult:
+    """One step of each variant in turn, for about ``seconds``."""
+    torch.manual_seed(0)
+    model, batch = case.make(), torch.randn(case.shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    for _ in range(2):  # memory of the heap, kernels' own caches, momentum
+        step()
+    with CountOps() as counted:
+        step()
+    wall: dict[str, list[float]] = {"stock": [], "empty": [], "lms": []}
+    cpu: dict[str, list[float]] = {name: [] for name in wall}
+    until, number = time.perf_counter() + seconds, 0
+    while number < 3 or time.perf_counter() < until:
+        for name, entered in _in_turn(variants(MIB), number):
+            gc.collect()
+            with entered():
+                began, cpu_began = time.perf_counter(), time.process_time()
+                step()
+                wall[name].append(time.perf_counter() - began)
+                cpu[name].append(time.process_time() - cpu_began)
+        number += 1
+    return StepResult(
+        case.name,
+        counted.count,
+        Spread.of(wall["stock"]),
+        Spread.of(_ratios(wall, "lms")),
+        Spread.of(_ratios(wall, "empty")),
+        Spread.of(_ratios(cpu, "lms")),
+    )
+
+
+def _ratios(times: dict[str, list[float]], name: str) -> list[float]:
+    """Of neighbours: what slows the machine for seconds slows both."""
+    return [a / b for a, b in zip(times[name], times["stock"], strict=True)]
+
+
+def _in_turn(choices: dict[str, Variant], number: int) -> list[tuple[str, Variant]]:
+    """Another one is first in each round."""
+    items = list(choices.items())
+    first = number % len(items)
+    return items[first:] + items[:first]
+
+
+# -- report ----------------------------------------------------------------------------------------------------------
+
+
+def op_table(results: list[OpResult]) -> Table:
+    """Microseconds per call."""
+    table = Table("operation", "tensors", title="Per operation, microseconds (median; quartiles of what LMS adds)")
+    for heading in ("stock", "empty mode", "LMS", "LMS adds"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        added = f"{r.added_us.median:.2f} ({r.added_us.lower:.2f}-{r.added_us.upper:.2f})"
+        times = (f"{spread.median:.2f}" for spread in (r.stock_us, r.empty_us, r.lms_us))
+        table.add_row(r.name, "pages" if r.paged else "below min_size", *times, added)
+    return table
+
+
+def step_table(results: list[StepResult]) -> Table:
+    """Ratios of whole steps."""
+    table = Table("model", title=f"Per training step, ratio to stock (median, quartiles; goal at most {GOAL})")
+    for heading in ("ops", "stock, s", "empty mode", "LMS", "LMS, CPU time", "rounds", "goal"):
+        table.add_column(heading, justify="right")
+    for r in results:
+        ratios = (f"{s.median:.3f} ({s.lower:.3f}-{s.upper:.3f})" for s in (r.empty_over_stock, r.lms_over_stock))
+        verdict = "met" if r.lms_over_stock.median <= GOAL else "missed"
+        cpu, rounds = f"{r.lms_over_stock_cpu.median:.3f}", str(r.lms_over_stock.count)
+        table.add_row(r.name, str(r.ops), f"{r.stock_s.median:.3f}", *ratios, cpu, rounds, verdict)
+    return table
+
+
+def slug(machine: Machine) -> str:
+    """The machine's processor as a file name."""
+    words = re.sub(r"\((r|tm)\)", "", machine.processor.model, flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "cpu"
+
+
+@click.command()
+@click.option("--seconds", default=55.0, show_default=True, help="For each of the three models.")
+@click.option("--threads", type=int, help="Of torch (default: all cores that this process may use).")
+@click.option("--quick", is_flag=True, help="Tiny models, few rounds; the figures mean nothing.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Default: results/overhead-<machine>.json; none if quick."
+)
+def main(seconds: float, threads: int | None, quick: bool, output: Path | None) -> None:
+    """Measure what LMS costs while everything fits."""
+    console = Console()
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    machine, load = probe(None, measure=False), os.getloadavg()[0]
+    if load > IDLE_LOAD:
+        console.print(f"The machine is not idle (load {load:.1f}): expect wide quartiles.", style="yellow")
+    with console.status("operations"):
+        ops = [measure_op(case, *((5, 100) if quick else (25, 1500))) for case in OPS]
+    console.print(op_table(ops))
+    steps = []
+    for case in QUICK_STEPS if quick else STEPS:
+        with console.status(case.name):
+            steps.append(measure_step(case, 0.0 if quick else seconds))
+    console.print(step_table(steps))
+    if output is None and not quick:
+        output = RESULTS / f"overhead-{slug(machine)}.json"
+    if output is not None:
+        result = {
+            "format": FORMAT,
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
+            "versions": asdict(machine.versions),
+            "threads": torch.get_num_threads(),
+            "goal": GOAL,
+            "ops": [asdict(op) for op in ops],
+            "steps": [asdict(step) for step in steps],
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    main()

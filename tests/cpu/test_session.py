@@ -1,0 +1,435 @@
+"""What a session promises beside equal numbers: its beginning and end, threads, forks, memory that runs out."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.flop_counter import FlopCounterMode
+
+import torch_lms
+from torch_lms.errors import SessionError, StoreFullError, UsageError
+from torch_lms.runtime import api
+
+_nbytes = torch._C.StorageBase.nbytes
+
+
+def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``text`` as a script of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *arguments], capture_output=True, text=True, timeout=240
+    )
+
+
+# -- beginning and end -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"limit": "12 parsecs"}, "limit must be bytes as an int"),
+        ({"limit": "12XB"}, "limit must be bytes as an int"),
+        ({"limit": -1}, "must not be negative"),
+        ({"limit": "120%"}, "at most 100%"),
+        ({"limit": 10**30}, "more than any device has"),
+        ({"limit": 1.5}, "limit must be bytes as an int"),
+        ({"limit": True}, "limit must be bytes as an int"),
+        ({"min_size": "80%"}, "min_size takes no percentage"),
+        ({"min_size": -5}, "must not be negative"),
+        ({"host_limit": "much"}, "host_limit must be bytes"),
+        ({"spill_dir": "/no/such/directory"}, "/no/such/directory"),
+        ({"spill_dir": __file__}, "not a directory"),
+        ({"policy": "clever"}, "policy must be one of"),
+        ({"recompute": "yes"}, "recompute must be True or False"),
+        ({"device": "abacus"}, "device must be"),
+        ({"device": "xpu"}, "no 'xpu' device"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match="(?s)" + words):
+        torch_lms.enable(**options)  # type: ignore[arg-type]
+    assert not torch_lms.is_enabled()
+
+
+def test_enabling_twice_and_disabling_when_off() -> None:
+    for call in (torch_lms.disable, torch_lms.step, torch_lms.reclaim, torch_lms.attach, torch_lms.reset_stats):
+        with pytest.raises(SessionError, match="LMS is off"):
+            call()
+    with pytest.raises(SessionError, match="LMS is off"):
+        torch_lms.pinned(torch.ones(1))
+    torch_lms.enable()
+    with pytest.raises(SessionError, match="on already"):
+        torch_lms.enable()
+    with pytest.raises(SessionError, match="on already"), torch_lms.session():
+        pass
+    assert torch_lms.is_enabled()
+    torch_lms.disable()
+    assert not torch_lms.is_enabled()
+
+
+def test_our_mode_among_others() -> None:
+    with FlopCounterMode(display=False):
+        with pytest.raises(SessionError, match="FlopCounterMode"):
+            torch_lms.enable()
+        with torch_lms.session(limit=0, min_size=1):
+            assert (torch.ones(64, 64) @ torch.ones(64, 64)).sum() == 64**3
+    torch_lms.enable(limit=0, min_size=1)
+    with FlopCounterMode(display=False) as flops:
+        product = torch.ones(64, 64) @ torch.ones(64, 64)
+        torch_lms.disable()
+        assert torch.equal(product, torch.full((64, 64), 64.0))
+        _ = product @ product
+    assert flops.get_total_flops() == 2 * 2 * 64**3
+    assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+
+
+def test_statistics_stay_after_the_end_and_read_well() -> None:
+    with torch_lms.session(limit=0, min_size=1) as lms:
+        _ = torch.ones(1000) + torch.ones(1000)
+        lms.step()
+    stats = torch_lms.stats()
+    assert stats.steps == 1
+    assert stats.policy == "reactive"
+    assert stats.evicted_bytes > 0
+    assert "1 steps" in str(stats)
+    assert stats.as_dict()["evicted_bytes"] == stats.evicted_bytes
+
+
+def test_reset_stats() -> None:
+    with torch_lms.session(limit=0, min_size=1) as lms:
+        kept = torch.ones(1000) + torch.ones(1000)
+        lms.reset_stats()
+        assert lms.stats().evicted_bytes == 0
+        assert lms.stats().disk_bytes == kept.nbytes
+
+
+def test_nothing_moves_while_everything_fits() -> None:
+    with torch_lms.session() as lms:
+        model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512))
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(512, 512)).sum().backward()
+            optimizer.step()
+        stats = lms.stats()
+    assert (stats.evicted_bytes, stats.fetched_bytes, stats.stall_s) == (0, 0, 0)
+    assert stats.steps == 3
+    assert stats.demand_bytes > 0
+
+
+def test_demand_is_what_lives_at_once() -> None:
+    with torch_lms.session(limit="64GB", min_size=1) as lms:
+        a = torch.ones(1000)
+        b = a + 1
+        c = b + 1
+        del b
+        _ = a + c
+        lms.step()
+        assert lms.stats().demand_bytes == 3 * 4000
+
+
+def test_pages_die_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        with torch_lms.session(limit=0, min_size=1) as lms:
+            for _ in range(5):
+                x = torch.ones(10_000, requires_grad=True)
+                (x * 2).exp().sum().backward()
+                del x
+            torch.ones(1)
+            assert lms.stats().resident_bytes + lms.stats().disk_bytes <= 4
+    finally:
+        gc.enable()
+
+
+def test_a_spill_directory_of_ones_own(tmp_path: Path) -> None:
+    with torch_lms.session(limit=0, min_size=1, spill_dir=tmp_path):
+        kept = torch.arange(100_000)
+        torch_lms.reclaim()
+        assert list(tmp_path.iterdir()) == []  # the file has no name
+        assert kept.sum() == 100_000 * 99_999 // 2
+
+
+def test_enabled_until_the_interpreter_ends() -> None:
+    done = run_script("""
+        import torch, torch_lms
+        torch_lms.enable(limit=0, min_size=1)
+        kept = torch.ones(100_000) + 1
+        print(kept.sum().item())
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "200000.0\n", "")
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_found_in_training_and_inference() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch_lms.session() as lms:
+        for _ in range(3):
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+        assert lms.stats().steps == 3
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        assert lms.stats().steps == 4
+        lms.step()
+        assert lms.stats().steps == 5
+
+
+# -- threads and forks -------------------------------------------------------------------------------------------------
+
+
+def test_threads_started_during_a_session_take_part() -> None:
+    with torch_lms.session(limit=0, min_size=1) as lms:
+        kept = torch.arange(10_000.0)
+        torch_lms.reclaim()
+        with ThreadPoolExecutor(4) as pool:
+            sums = list(pool.map(lambda k: (kept * k).sum().item(), range(8)))
+        assert sums == [(kept * k).sum().item() for k in range(8)]
+        lms.validate()
+
+
+def test_an_older_thread_joins_by_attach() -> None:
+    go, done, seen = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        go.wait()
+        torch_lms.attach()
+        seen.append((kept * 2).sum().item())
+        done.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with torch_lms.session(limit=0, min_size=1):
+        kept = torch.ones(10_000)
+        torch_lms.reclaim()
+        go.set()
+        assert done.wait(60)
+    thread.join()
+    assert seen == [20_000.0]
+
+
+class _Rows(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.table = torch.arange(64 * 4096, dtype=torch.float32).view(64, 4096)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.table[index] * 2
+
+
+def test_forked_loader_workers_inside_a_session() -> None:
+    expected = _Rows().table * 2
+    model = nn.Linear(4096, 8)
+    with torch_lms.session(limit="4MiB", min_size="64KiB") as lms:
+        rows = _Rows()
+        others = [torch.ones(1 << 18) for _ in range(8)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        loader = DataLoader(rows, batch_size=16, num_workers=2, multiprocessing_context="fork")
+        for _ in range(2):
+            batches = []
+            for batch in loader:
+                model(batch).sum().backward()
+                optimizer.step()
+                batches.append(batch)
+            assert torch.equal(torch.cat(batches), expected)
+        assert all(other.sum() == 1 << 18 for other in others)
+        assert lms.stats().evicted_bytes > 0
+        lms.validate()
+
+
+def test_a_forked_child_is_told_what_it_must_not_touch() -> None:
+    done = run_script("""
+        import os, torch, torch_lms
+        torch_lms.enable(limit=0, min_size=1)
+        gone = torch.ones(100_000)
+        torch_lms.reclaim()
+        from torch_lms.runtime import session
+        session.auto_limit = lambda device: session.AutoLimit(0, "a test says so", 0)
+        pid = os.fork()
+        if pid == 0:
+            assert not torch_lms.is_enabled()
+            assert (torch.ones(1000) * 2).sum() == 2000
+            try:
+                gone.sum()
+            except torch_lms.LmsError as error:
+                os._exit(7 if type(error).__name__ == "ForkedPageError" else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        assert gone.sum() == 100_000
+        torch_lms.disable()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_may_have_a_session_of_its_own() -> None:
+    done = run_script("""
+        import os, torch, torch_lms
+        torch.set_num_threads(1)  # a forked child must not use the parent's OpenMP threads
+        torch_lms.enable(limit="1GB", min_size=1)
+        kept = torch.ones(100_000)
+        pid = os.fork()
+        if pid == 0:
+            with torch_lms.session(limit=0, min_size=1) as lms:
+                assert (kept + 1).sum() == 200_000
+                assert lms.stats().evicted_bytes > 0
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert kept.sum() == 100_000
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+# -- memory that runs out ----------------------------------------------------------------------------------------------
+
+
+def test_no_room_below_is_an_error_that_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_lms.stores.disk import DiskStore
+
+    monkeypatch.setattr(api, "DiskStore", lambda directory: DiskStore(directory, capacity=100 << 10))
+    with torch_lms.session(limit=0, min_size=1, spill_dir=tmp_path) as lms:
+        kept = [torch.full((10_000,), float(n)) for n in range(3)]
+        with pytest.raises(StoreFullError, match="Nothing is lost"):
+            torch.ones(10_000)
+        lms.validate()
+        del kept[1:]
+        assert (kept[0] + 1).sum() == 10_000
+
+
+UNDER_RLIMIT = """
+import resource, sys, torch, torch_lms
+from torch_lms.machine.memory import read_host_memory
+torch.set_num_threads(2)
+torch.ones(64, 64) @ torch.ones(64, 64)
+used = read_host_memory().data_used
+resource.setrlimit(resource.RLIMIT_DATA, (used + (700 << 20), used + (700 << 20)))
+"""
+
+
+def test_training_beyond_what_the_kernel_allows() -> None:
+    """Stock PyTorch cannot hold it; with LMS and no limit given it runs, and counts what moved."""
+    body = """
+    layers = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4)))  # 268 MB, as much again in gradients
+    optimizer = torch.optim.Adam(layers.parameters())  # and 537 MB
+    for _ in range(2):
+        optimizer.zero_grad()
+        layers(torch.ones(64, 4096)).sum().backward()
+        optimizer.step()
+    print("done")
+    """
+    body = textwrap.dedent(body)
+    stock = run_script(UNDER_RLIMIT + body)
+    assert stock.returncode != 0
+    assert "can't allocate memory" in stock.stderr
+    paged = run_script(
+        UNDER_RLIMIT + "torch_lms.enable()\n" + body + "assert torch_lms.stats().evicted_bytes > 0"
+    )
+    assert (paged.returncode, paged.stdout) == (0, "done\n"), paged.stderr
+
+
+def test_what_does_not_fit_cannot_be_brought_back() -> None:
+    done = run_script(
+        UNDER_RLIMIT
+        + """
+torch_lms.enable()
+kept = [torch.full((16 << 20,), float(n)) for n in range(16)]  # 1 GB
+try:
+    torch_lms.disable()
+except torch_lms.LmsError as error:
+    print(error)
+assert torch_lms.is_enabled()
+assert [tensor[-1].item() for tensor in kept] == list(range(16))
+del kept[4:]
+torch_lms.disable()
+assert kept[3].sum() == 3 * (16 << 20)
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    assert "LMS stays on" in done.stdout
+
+
+def test_an_operation_that_cannot_fit() -> None:
+    done = run_script(
+        UNDER_RLIMIT
+        + """
+torch_lms.enable()
+kept = torch.ones(10 << 20)
+try:
+    torch.ones(1000, 10).expand(40_000, 1000, 10).contiguous()
+except torch_lms.WorkingSetError as error:
+    print(error)
+    assert isinstance(error, RuntimeError)
+assert kept.sum() == 10 << 20
+torch_lms.disable()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+    for words in ("cannot hold", "aten::clone", "float32[40000, 1000, 10]", "1.6 GB of results", "smaller batch"):
+        assert words in done.stdout, done.stdout
+
+
+def test_an_operation_that_runs_out_of_memory_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is not ours to count fails an allocation; everything else leaves, and the numbers are the same."""
+    torch.manual_seed(0)
+    expected = torch.rand(1000)
+    with torch_lms.session(limit="8kB", min_size=1) as lms:
+        kept = torch.ones(1000)
+        torch.rand(1000)  # its size is known from now on, without another call
+        torch.manual_seed(0)
+        real, failures = torch.ops.aten.rand.default, [1]
+
+        def fails_once(operator: object, *args: object, **kwargs: object) -> object:
+            if failures and operator is real:
+                failures.pop()
+                torch.bernoulli(torch.rand(5))  # it has drawn before it failed
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            return original(operator, *args, **kwargs)
+
+        original = type(real).__call__
+        monkeypatch.setattr(type(real), "__call__", fails_once)
+        drawn = torch.rand(1000)
+        monkeypatch.undo()
+        assert torch.equal(drawn, expected)
+        assert kept.sum() == 1000
+        assert lms.stats().recoveries == 1
+
+
+def test_an_error_in_an_operation_leaves_the_books_in_order() -> None:
+    with torch_lms.session(limit=0, min_size=1) as lms:
+        a, b = torch.ones(1000), torch.ones(999)
+        with pytest.raises(RuntimeError, match="must match the size"):
+            a + b
+        lms.validate()
+        assert (a.sum() + b.sum()).item() == 1999
+
+
+def test_lists_of_tensors_are_cut_into_runs_that_fit() -> None:
+    parameters = [torch.full((1000,), float(n)) for n in range(16)]
+    expected = torch._foreach_add(torch._foreach_mul(parameters, 2.0), parameters)
+    with torch_lms.session(limit=20_000, min_size=1) as lms:
+        held = [p.clone() for p in parameters]
+        results = torch._foreach_add(torch._foreach_mul(held, 2.0), held)
+        torch._foreach_add_(held, 1.0)
+        assert lms.stats().peak_resident_bytes <= 20_000 + 3 * 4000
+        assert all(map(torch.equal, results, expected))
+        assert all(torch.equal(h, p + 1) for h, p in zip(held, parameters, strict=True))
+
+
+def test_no_file_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with torch_lms.session(limit=0, min_size=1):
+            (torch.ones(1000) + 1).sum()
+    assert len(os.listdir("/proc/self/fd")) == before
