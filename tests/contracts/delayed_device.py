@@ -111,6 +111,7 @@ class DelayedDevice(StreamDevice):
     Attributes:
         violations: races so far.
         refusals: how many of the next allocations fail.
+        slabs: page-locked memory.
         hooks: called with the name of each method before it does anything; may raise.
     """
 
@@ -123,7 +124,7 @@ class DelayedDevice(StreamDevice):
         self._chance = None if seed is None else random.Random(seed)
         self._sides: list[Stream] = []
         self._memories: dict[int, Memory] = {}
-        self._slabs: list[Memory] = []
+        self.slabs: list[Memory] = []
         self._debts: dict[Stream, Clock] = {}
         self.main = self.user_stream("main")
         self._current = self.main
@@ -188,6 +189,8 @@ class DelayedDevice(StreamDevice):
 
     def reached(self, event: Mark) -> bool:
         self._called("reached")
+        if self._chance is None:  # as late as possible: not before the host has waited for it
+            return all(self.host_clock.get(stream, 0) >= tick for stream, tick in event.clock.items())
         if event.stream.performed < event.position:
             return False
         _join(self.host_clock, event.clock)
@@ -195,7 +198,8 @@ class DelayedDevice(StreamDevice):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         self._called("copy")
-        clean = self._use(source, stream, False, "copies from") and self._use(target, stream, True, "copies to")
+        clean = self._use(source, stream, False, "copies from")
+        clean = self._use(target, stream, True, "copies to") and clean
         to, of = _Place(target), _Place(source)
 
         def perform() -> None:
@@ -239,7 +243,7 @@ class DelayedDevice(StreamDevice):
         slab = torch.full((nbytes,), POISON, dtype=torch.uint8)
         memory = Memory(weakref.ref(slab.untyped_storage()), None)
         self._memories[id(slab.untyped_storage())] = memory
-        self._slabs.append(memory)
+        self.slabs.append(memory)
         return slab
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -263,7 +267,7 @@ class DelayedDevice(StreamDevice):
 
     def host_uses(self, address: int, nbytes: int, written: bool, what: str) -> None:
         """The host uses page-locked memory, without further waiting."""
-        for slab in self._slabs:
+        for slab in self.slabs:
             storage = slab.storage()
             if storage is None or not _address(storage) <= address < _address(storage) + storage_nbytes(storage):
                 continue
@@ -436,7 +440,8 @@ class LateDisk(DiskStore):
     """Copies to and from its file run when somebody waits for them, not before.
 
     Attributes:
-        failures: how many of the next copies fail.
+        writes, reads: begun so far.
+        failing_writes, failing_reads: which of them fail, counted from 0.
         full: whether it has no more room.
     """
 
@@ -444,7 +449,9 @@ class LateDisk(DiskStore):
         super().__init__(directory, capacity, threads=1, direct=False)
         self._device = device
         self._late: list[_Late] = []
-        self.failures = 0
+        self.writes = self.reads = 0
+        self.failing_writes: set[int] = set()
+        self.failing_reads: set[int] = set()
         self.full = False
 
     def reserve(self, nbytes: int) -> Slot:
@@ -455,24 +462,27 @@ class LateDisk(DiskStore):
     def write(self, slot: Slot, source: memoryview) -> Pending:
         memory = np.frombuffer(source, np.uint8)
         self._device.host_uses(memory.ctypes.data, slot.nbytes, False, "writes to disk")
-        return self._later(slot, lambda: super(LateDisk, self).write(slot, source), StoreFullError("the disk is full"))
+        failure = StoreFullError("the disk is full") if self.writes in self.failing_writes else None
+        self.writes += 1
+        return self._later(_Late(slot, lambda: super(LateDisk, self).write(slot, source), failure))
 
     def read(self, slot: Slot, target: memoryview) -> Pending:
         memory = np.frombuffer(target, np.uint8)
         self._device.host_uses(memory.ctypes.data, slot.nbytes, True, "reads from disk")
         memory[:] = POISON
-        return self._later(slot, lambda: super(LateDisk, self).read(slot, target), PageLostError("the disk broke"))
+        failure = PageLostError("the disk broke") if self.reads in self.failing_reads else None
+        self.reads += 1
+        return self._later(_Late(slot, lambda: super(LateDisk, self).read(slot, target), failure))
 
     def release(self, slot: Slot) -> None:
         for late in [late for late in self._late if late.slot == slot]:
             late.settle()
         super().release(slot)
 
-    def _later(self, slot: Slot, start: Callable[[], Pending], failure: StoreError) -> "_Late":
-        fails, self.failures = self.failures > 0, max(0, self.failures - 1)
-        self._late = [late for late in self._late if not late.done()]
-        self._late.append(_Late(slot, start, failure if fails else None))
-        return self._late[-1]
+    def _later(self, late: "_Late") -> "_Late":
+        self._late = [other for other in self._late if not other.done()]
+        self._late.append(late)
+        return late
 
 
 class _Late(Pending):
@@ -489,7 +499,7 @@ class _Late(Pending):
     def wait(self) -> None:
         self.settle()
         if self._failure is not None:
-            raise self._failure
+            raise type(self._failure)(*self._failure.args)
 
     def done(self) -> bool:
         return self._start is None

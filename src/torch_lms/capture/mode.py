@@ -1,7 +1,9 @@
 """The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,22 @@ class LmsMode(TorchDispatchMode):
         super().__init__()
         self._sink = sink
         self._sizes = Sizes()
+        self._left_out = threading.local()
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Inside, this thread's operations pass unseen."""
+        before = getattr(self._left_out, "now", False)
+        self._left_out.now = True
+        try:
+            yield
+        finally:
+            self._left_out.now = before
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No wrapper around each operation (it also imports the compiler): see ``compiled._keep_dynamo_out``."""
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -80,7 +98,7 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` with its pages resident."""
         kwargs = kwargs or {}
-        if not self._sink.active:
+        if not self._sink.active or getattr(self._left_out, "now", False):
             return func(*args, **kwargs)
         tensors = tensors_among((*args, *kwargs.values()) if kwargs else args)
         if types and any(map(is_wrapper, tensors)):

@@ -23,7 +23,15 @@ _UNDECLARED_WRITES: dict[str, tuple[str, ...]] = {
 """Arguments that an operator writes although its schema does not say so. A test compares the bytes of every argument
 before and after; those of CUDA and ROCm are listed on suspicion, which costs a copy at most."""
 
-_UNDECLARED_VIEWS = frozenset({"aten::_unsafe_view", "aten::lift_fresh", "aten::lift"})
+_UNDECLARED_VIEWS = frozenset(
+    {
+        "aten::_unsafe_view",
+        "aten::lift",
+        "aten::lift_fresh",
+        "aten::unsafe_split",
+        "aten::unsafe_split_with_sizes",
+    }
+)
 """Operators whose result shares the argument's storage although their schema does not say so."""
 
 

@@ -1,6 +1,8 @@
 """The brain scan of the demo, from nilearn's own files: nothing is downloaded."""
 
 import warnings
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,15 @@ with warnings.catch_warnings():
     from nilearn import datasets
 
 
-def write_volume(path: Path, voxel_mm: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """What was written: voxels along each side, and the version of nilearn that gave them."""
+
+    shape: tuple[int, ...]
+    nilearn: str
+
+
+def write_volume(path: Path, voxel_mm: int) -> Volume:
     """Write ``scan`` (float32, 0 outside the brain) and ``labels`` (uint8: 1 grey matter, 2 white, 0 neither) as .npz.
 
     The scan is the MNI152 T1 template (Fonov et al. 2011, symmetric, 2009a). A voxel has the tissue that the maps
@@ -21,3 +31,4 @@ def write_volume(path: Path, voxel_mm: int) -> None:
     labels[datasets.load_mni152_gm_template(resolution=voxel_mm).get_fdata() > 0.5] = 1
     labels[datasets.load_mni152_wm_template(resolution=voxel_mm).get_fdata() > 0.5] = 2
     np.savez(path, scan=scan, labels=labels)
+    return Volume(scan.shape, metadata.version("nilearn"))

@@ -8,10 +8,9 @@ import argparse
 import json
 import math
 import resource
-import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,7 +61,7 @@ class UNet(nn.Module):
 
     def __init__(self, classes: int, channels: Sequence[int] = CHANNELS) -> None:
         super().__init__()
-        levels = list(zip(channels, channels[1:], strict=False))
+        levels = list(pairwise(channels))
         self.first = ConvBlock(1, channels[0])
         self.halve = nn.ModuleList(nn.Conv3d(fine, coarse, 2, stride=2) for fine, coarse in levels)
         self.down = nn.ModuleList(ConvBlock(coarse, coarse) for _, coarse in levels)
@@ -80,7 +79,7 @@ class UNet(nn.Module):
 
 
 def segmentation_loss(logits: Tensor, truth: Tensor) -> Tensor:
-    """Cross-entropy and one minus the mean soft Dice of the tissues; ``truth`` is one-hot, of the shape of ``logits``."""
+    """Cross-entropy plus one minus the mean soft Dice of the tissues. ``truth`` is one-hot, shaped like ``logits``."""
     cross_entropy = -(F.log_softmax(logits, 1) * truth).sum(1).mean()
     shares = F.softmax(logits, 1)
     space = (0, 2, 3, 4)
@@ -118,7 +117,7 @@ def new_model(weights: Path | None, device: torch.device) -> UNet:
     model = UNet(1 + len(TISSUES))
     if weights is not None:
         model.load_state_dict(torch.load(weights, weights_only=True))
-    return model.to(device).to(memory_format=torch.channels_last_3d)
+    return model.to(device).to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload, no-any-return]
 
 
 def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: float) -> Tensor:
@@ -135,7 +134,7 @@ def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: 
         loss.backward()
         optimizer.step()
         schedule.step()
-        tell("step", loss=loss.item().hex(), seconds=time.perf_counter() - began_s)
+        tell("step", loss=float(loss).hex(), seconds=time.perf_counter() - began_s)
         if step == steps - 1:
             return logits.detach().argmax(1).to(torch.uint8)
         del logits, loss  # or they would live through the next step's forward
@@ -192,7 +191,7 @@ def peak(device: torch.device) -> dict[str, int | None]:
 def main() -> None:
     idle_rss_bytes = memory_of_process("VmHWM")
     arguments = _parse_arguments()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = True
     device = torch.device(arguments.device)
     (torch.ones(1 << 20, device=device) + 1).sum().item()  # starts the threads, whose stacks count as VmData
@@ -201,6 +200,8 @@ def main() -> None:
         idle_rss_bytes=idle_rss_bytes,
         vm_data_bytes=memory_of_process("VmData"),
         total_device_bytes=torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None,
+        threads=torch.get_num_threads(),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         torch=torch.__version__,
     )
     limit_memory(arguments, device)
@@ -238,7 +239,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("volume", type=Path, help=".npz with `scan` (float32) and `labels` (0, 1: grey, 2: white)")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--learning-rate", type=float, required=True)
-    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--threads", type=int, help="of torch; by default as many as it takes by itself")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--weights", type=Path, help="start from these")
     parser.add_argument("--weights-to", type=Path)
@@ -251,6 +252,4 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    if sys.stdin is not None and not sys.stdin.closed:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     main()

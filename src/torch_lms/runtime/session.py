@@ -1,17 +1,18 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from torch_lms.capture.compiled import CompiledRegions
 from torch_lms.capture.mode import LmsMode, Sink
 from torch_lms.capture.raw import RawAccess, RawPatches
 from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
-from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_within
+from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.errors import DeviceFullError, ForkedPageError, InvariantError, UsageError, WorkingSetError
 from torch_lms.pager import (
     Accessed,
@@ -60,7 +61,9 @@ class Session(Sink, RawAccess):
         self._patches = RawPatches(self)
         self._units: dict[torch.device, Unit] = {}
         self._default = self._unit_of(_current_device(options.kind))
+        self._compiled = CompiledRegions(self._held_for_region)
         self._patches.install()
+        self._compiled.install()
 
     # -- told by capture ---------------------------------------------------------------------------------------------
 
@@ -209,6 +212,16 @@ class Session(Sink, RawAccess):
         tensors = tensors_within(what)
         if not tensors:
             raise UsageError(f"pinned() takes a tensor, a module, or a list or dict of them; got {what!r}")
+        with self._held(tensors):
+            yield
+
+    @contextmanager
+    def _held_for_region(self, inputs: Sequence[Any]) -> Iterator[None]:
+        with self._held(tensors_among(inputs)), self.mode.left_out():
+            yield
+
+    @contextmanager
+    def _held(self, tensors: list[Any]) -> Iterator[None]:
         with no_torch_function():
             entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
         groups = [(unit, tuple(entry.page for entry in its)) for unit, its in self._by_unit(list(entries))]
@@ -294,10 +307,14 @@ class Session(Sink, RawAccess):
                 if not self.is_out_of_memory(error):
                     raise
                 raise self._cannot_end() from error
-            self.active = False
-            self._patches.uninstall()
+            self._let_go()
             for unit in self._units.values():
                 unit.executor.close()
+
+    def _let_go(self) -> None:
+        self.active = False
+        self._patches.uninstall()
+        self._compiled.uninstall()
 
     def _cannot_end(self) -> DeviceFullError:
         books = [unit.pager.book for unit in self._units.values()]
@@ -339,8 +356,7 @@ class Session(Sink, RawAccess):
         for unit in self._units.values():
             unit.executor.abandon()
         if not self._lost_to_fork:
-            self.active = False
-            self._patches.uninstall()
+            self._let_go()
         return bool(self._lost_to_fork)
 
     def _is_left_alone(self, entries: list[Entry]) -> bool:

@@ -55,7 +55,7 @@ class StepHooks:
 
         @wraps(call)
         def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "now", False):
+            if torch.compiler.is_compiling() or getattr(inside, "now", False):
                 return call(module, *args, **kwargs)
             if module not in self._known:
                 self._known.add(module)

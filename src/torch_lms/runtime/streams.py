@@ -127,12 +127,19 @@ class StreamExecutor(Executor):
         except BaseException:
             self._give_up(entry)
             raise
-        copy.writes, copy.storage = [], None
+        finally:
+            copy.writes, copy.storage = [], None
 
     def release(self, entry: Entry) -> None:
         storage, use = entry(), self._use_of(entry)
-        if storage is not None:
+        if storage is None:
+            return
+        try:
             self._device.free(storage)
+        except KeyboardInterrupt:  # the pager cannot know how far that came, and takes the page for gone
+            self._device.free(storage)
+            raise
+        finally:
             use.streams, use.arrived = set(), None
 
     def _owners(self, use: _Use) -> set[Stream]:
@@ -180,7 +187,6 @@ class StreamExecutor(Executor):
         copy = self._copies.get(entry.page)
         if copy is None:
             return
-        copy.storage = None
         if copy.failure is not None:
             failure, copy.failure = copy.failure, None
             raise failure
@@ -188,6 +194,7 @@ class StreamExecutor(Executor):
         if use.arrived is not None and use.home not in use.streams:
             self._device.wait(use.home, use.arrived)
             use.streams.add(use.home)
+        copy.storage = None
 
     def use(self, entries: Iterable[Entry]) -> None:
         current = self._device.current_stream()

@@ -1,0 +1,58 @@
+"""Regions that `torch.compile` made touch their arguments without dispatch (N11): these are held around each call."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial, wraps
+from importlib import import_module
+from typing import Any
+
+from torch_lms.imported import once_imported
+
+_REGIONS = "torch._inductor.output_code", ("CompiledFxGraph", "CompiledAOTI")
+_DYNAMO_RULES = "torch._dynamo.trace_rules"
+_OURS = "torch_lms.capture", "torch_lms.runtime.session", "torch_lms.runtime.unit", "torch_lms.pager"
+
+
+class CompiledRegions:
+    """Patches the call of a compiled region, as soon as there can be any: importing the compiler takes seconds.
+
+    Args:
+        hold: keeps the tensors among a region's arguments resident, and our own dispatch mode out of it.
+    """
+
+    def __init__(self, hold: Callable[[Sequence[Any]], AbstractContextManager[None]]) -> None:
+        self._hold = hold
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Wait for the compiler to be imported, and patch it then."""
+        self._undo.append(once_imported(_REGIONS[0], self._patch))
+        self._undo.append(once_imported(_DYNAMO_RULES, _keep_dynamo_out))
+
+    def uninstall(self) -> None:
+        """Put everything back as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _patch(self) -> None:
+        module = import_module(_REGIONS[0])
+        for name in _REGIONS[1]:
+            region = getattr(module, name, None)
+            if region is not None:
+                self._undo.append(partial(setattr, region, "__call__", region.__call__))
+                region.__call__ = self._held(region.__call__)
+
+    def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def held(region: Any, inputs: Sequence[Any]) -> Any:
+            with self._hold(inputs):
+                return call(region, inputs)
+
+        return held
+
+
+def _keep_dynamo_out() -> None:
+    """Dynamo must not compile what we do between a compiled function's parts."""
+    rules = import_module(_DYNAMO_RULES)
+    for name in _OURS:
+        rules.add(name)

@@ -1,0 +1,104 @@
+"""``torch-lms demo``: stock PyTorch runs out of memory; with one line more it trains, equal to the bit."""
+
+import importlib.util
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from torch_lms.cli.failure import FAILED
+from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+
+if TYPE_CHECKING:
+    from torch_lms.cli.demo_report import Demo
+
+
+def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
+    """Checked before the work begins, as the JSON's name is."""
+    if value.suffix.lower() != ".png":
+        raise click.BadParameter(f"expected the name of a .png file, got {str(value)!r}")
+    if not value.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no directory {str(value.absolute().parent)!r}")
+    return value.absolute()
+
+
+@click.command()
+@click.option("--steps", type=click.IntRange(1, 1000), default=3, show_default=True, help="Training steps.")
+@click.option(
+    "--size",
+    type=click.IntRange(1, 4),
+    metavar="MM",
+    help="Side of a voxel in mm, 1 to 4 (default 2). At 1 mm everything takes eight times as much.",
+)
+@click.option("--full", is_flag=True, help="The finest volume, 197 x 233 x 189 voxels: the same as --size 1.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
+@click.option(
+    "--spill-dir",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Directory on the disk that tensors are moved to.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    default="torch-lms-demo.png",
+    show_default=True,
+    metavar="FILE",
+    callback=_picture_target,
+    help="Where to draw a slice of the brain: scan, truth, prediction.",
+)
+@json_option
+def command(
+    steps: int,
+    size: int | None,
+    full: bool,
+    device: Literal["cpu", "cuda"],
+    spill_dir: Path | None,
+    picture: Path,
+    json_to: JsonTarget | None,
+) -> int:
+    """Watch stock PyTorch run out of memory, and LMS train on, equal to the bit.
+
+    A 3D U-Net learns grey and white matter on a whole brain scan, the same way in three processes: without a limit
+    (reference), under a limit of half the memory that took (stock), and under that limit with one line more (lms).
+    The operating system enforces it (RLIMIT_DATA); on a GPU, PyTorch's allocator.
+    """
+    if full and size not in (None, 1):
+        raise click.UsageError("--full is --size 1: give one of the two")
+    _check_machine(device)
+    from torch_lms.cli.demo_runs import Settings, perform
+
+    voxel_mm = 1 if full else size or 2
+    demo = perform(Settings(steps, voxel_mm, device, spill_dir and spill_dir.absolute(), picture))
+    return _show(demo, picture, json_to)
+
+
+def _check_machine(device: str) -> None:
+    missing = [name for name in ("nilearn", "PIL") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f'the demo also needs {" and ".join(missing)}: pip install "torch-lms[demo]"')
+    if platform.system() != "Linux":
+        raise click.ClickException(f"the demo needs the memory limits of Linux; this is {platform.system()}")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise click.ClickException("PyTorch sees no CUDA device here: leave --device cuda away")
+
+
+def _show(demo: "Demo", picture: Path, json_to: JsonTarget | None) -> int:
+    from torch_lms.cli.demo_report import Outcome, as_json, shortcomings, table, verdict
+
+    console = people_console(json_to)
+    console.print(table(demo))
+    failures = list(shortcomings(demo))
+    if not failures:
+        console.print(verdict(demo), f"The picture: {picture}", sep="\n", soft_wrap=True)
+    if json_to is not None:
+        write_json(as_json(demo), json_to)
+    for name, run in demo.runs.items():
+        if run.outcome is Outcome.FAILED:
+            click.echo(f"{name} wrote:\n{run.message}", err=True)
+    for failure in failures:
+        click.echo(f"torch-lms: error: {failure}", err=True)
+    return FAILED if failures else 0

@@ -1,0 +1,88 @@
+"""Runs the training script in a process of its own, and gathers what it tells."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch_lms.cli.demo_report import Outcome, Run
+
+SCRIPT = Path(__file__).with_name("demo_train.py")
+_MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The child before its training: it has imported torch and started its threads.
+
+    Attributes:
+        idle_rss_bytes: VmHWM right after the import.
+        vm_data_bytes: VmData, which RLIMIT_DATA is compared with.
+        total_device_bytes: memory of the GPU, if it trains on one.
+        threads: of torch.
+        device_name: the GPU's; None for the CPU.
+        torch: its version.
+    """
+
+    idle_rss_bytes: int
+    vm_data_bytes: int
+    total_device_bytes: int | None
+    threads: int
+    device_name: str | None
+    torch: str
+
+
+def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) -> tuple[Ready | None, Run]:
+    """Run the script to its end; ``on_step`` is called after each step. Without ``Ready`` it did not even start."""
+    ready, losses, steps_s, last = None, [], [], dict[str, Any]()
+    # -P: without it the directory of the script, full of modules of ours, comes before the standard library.
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        _started([sys.executable, "-P", str(SCRIPT), *arguments], errors) as child,
+    ):
+        for event in _events(child):
+            match event.pop("event"):
+                case "ready":
+                    ready = Ready(**event)
+                case "step":
+                    losses.append(event["loss"])
+                    steps_s.append(event["seconds"])
+                    on_step()
+                case outcome:
+                    last = {"outcome": Outcome(outcome), **event}
+        exit_code = child.wait()
+        errors.seek(0)
+        if not last or (exit_code and last["outcome"] is Outcome.COMPLETED):
+            last |= _untold_end(exit_code, errors.read().strip())
+    return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), **last)
+
+
+@contextmanager
+def _started(command: list[str], errors: Any) -> "Iterator[subprocess.Popen[str]]":
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()  # after an interrupt; one that has ended is not touched
+
+
+def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line.startswith('{"event"'):
+            yield json.loads(line)
+
+
+def _untold_end(exit_code: int, errors: str) -> dict[str, Any]:
+    """The child died without a word of ours: in C++, where memory that is refused may end in ``abort``, or by a bug."""
+    if exit_code < 0:
+        errors = f"{errors}\n(ended by signal {-exit_code})".lstrip()
+        if any(words in errors for words in _MEMORY_WORDS):
+            return {"outcome": Outcome.OUT_OF_MEMORY, "message": errors}
+    return {"outcome": Outcome.FAILED, "message": errors or f"exit code {exit_code}"}

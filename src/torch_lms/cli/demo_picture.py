@@ -1,0 +1,87 @@
+"""The demo's picture: one slice through the brain, as scanned, as it is, and as the network sees it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+Slice: TypeAlias = np.ndarray[tuple[int, int], np.dtype[Any]]
+Color: TypeAlias = tuple[int, int, int]
+
+_BACKGROUND: Color = (16, 18, 22)
+_TEXT: Color = (236, 238, 240)
+_FAINT: Color = (150, 156, 164)
+_TISSUES: dict[str, tuple[int, Color]] = {"grey matter": (1, (255, 150, 60)), "white matter": (2, (70, 170, 255))}
+_OPACITY = 0.62
+_PANEL_HEIGHT, _GAP, _HEAD, _FOOT = 480, 24, 104, 64
+_BRIM = 3
+"""Voxels left around the brain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """What is written: above everything, and above each of the three panels."""
+
+    title: str
+    subtitle: str
+    panels: tuple[str, str, str]
+
+
+def write_picture(path: Path, volume: Path, prediction: Path, captions: Captions) -> None:
+    """Draw the slice of ``volume`` (as ``write_volume`` wrote it) with the most labels; ``prediction`` is .npy.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with np.load(volume) as arrays:
+        scan, truth = arrays["scan"], arrays["labels"]
+    predicted = np.load(prediction)[tuple(map(slice, scan.shape))]  # without the padding
+    height = int(np.argmax(np.count_nonzero(truth, axis=(0, 1))))
+    grey, *labels = (_upright(array[:, :, height], scan[:, :, height] > 0) for array in (scan, truth, predicted))
+    scale = max(1, round(_PANEL_HEIGHT / grey.shape[0]))
+    panels = [_enlarged(grey, scale), *(_colored(grey, each, scale) for each in labels)]
+    _on_one_sheet(panels, captions).save(path)
+
+
+def _upright(array: Slice, brain: Slice) -> Slice:
+    """The part of ``array`` around the brain, the front of the head at the top."""
+    rows, columns = (np.flatnonzero(brain.any(axis=axis)) for axis in (1, 0))
+    around = tuple(slice(max(0, found[0] - _BRIM), found[-1] + 1 + _BRIM) for found in (rows, columns))
+    return np.rot90(array[around])
+
+
+def _enlarged(grey: Slice, scale: int) -> Image.Image:
+    shades = np.clip(grey / grey.max() * 255, 0, 255).astype(np.uint8)
+    size = (grey.shape[1] * scale, grey.shape[0] * scale)
+    return Image.fromarray(shades).resize(size, Image.Resampling.BICUBIC).convert("RGB")
+
+
+def _colored(grey: Slice, labels: Slice, scale: int) -> Image.Image:
+    panel = _enlarged(grey, scale)
+    for label, color in _TISSUES.values():
+        share = Image.fromarray((labels == label).astype(np.uint8) * 255)
+        smooth = share.resize(panel.size, Image.Resampling.BICUBIC)  # edges without stairs
+        mask = smooth.point([0 if value < 128 else round(255 * _OPACITY) for value in range(256)])
+        panel.paste(color, mask=mask)
+    return panel
+
+
+def _on_one_sheet(panels: list[Image.Image], captions: Captions) -> Image.Image:
+    width, height = panels[0].size
+    sheet = Image.new("RGB", (len(panels) * (width + _GAP) + _GAP, _HEAD + height + _FOOT), _BACKGROUND)
+    draw = ImageDraw.Draw(sheet)
+    large, small = ImageFont.load_default(24), ImageFont.load_default(17)
+    draw.text((_GAP, 18), captions.title, _TEXT, large)
+    draw.text((_GAP, 50), captions.subtitle, _FAINT, small)
+    for index, (panel, caption) in enumerate(zip(panels, captions.panels, strict=True)):
+        left = _GAP + index * (width + _GAP)
+        draw.text((left, _HEAD - 24), caption, _TEXT, small)
+        sheet.paste(panel, (left, _HEAD))
+    left, top = _GAP, _HEAD + height + 24
+    for tissue, (_, color) in _TISSUES.items():
+        draw.rectangle((left, top, left + 16, top + 16), fill=color)
+        draw.text((left + 26, top - 2), tissue, _FAINT, small)
+        left += 160
+    return sheet

@@ -1,0 +1,194 @@
+"""What the demo found: as a table and a sentence for people, as JSON for programs."""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from torch_lms.units import format_bytes, format_seconds
+
+
+class Outcome(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    OUT_OF_MEMORY = "out_of_memory"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training, as far as it came.
+
+    Attributes:
+        losses_hex: of each step, ``float.hex``: equal text is equality to the bit.
+        steps_s: seconds of each step.
+        dice: of each tissue, in the last step's prediction.
+        peak_rss_bytes: the kernel's VmHWM.
+        peak_device_bytes: on a GPU, the most bytes allocated there.
+        message: why it did not complete; for a run that failed, all that it wrote to standard error.
+        stats: the session's ``Stats``, if it was on.
+    """
+
+    outcome: Outcome
+    losses_hex: tuple[str, ...] = ()
+    steps_s: tuple[float, ...] = ()
+    dice: dict[str, float] | None = None
+    peak_rss_bytes: int | None = None
+    peak_device_bytes: int | None = None
+    message: str | None = None
+    stats: dict[str, Any] | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        return [float.fromhex(loss) for loss in self.losses_hex]
+
+    @property
+    def step_s(self) -> float | None:
+        """The median step."""
+        return statistics.median(self.steps_s) if self.steps_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """The three runs, and the limit that two of them were under.
+
+    Attributes:
+        idle_rss_bytes: VmHWM of a process that has only imported torch.
+        budget_bytes: what the limit leaves to a run, beside what it holds before it starts.
+        rlimit_data_bytes: the kernel's limit; None on a GPU.
+        memory_fraction: the limit on a GPU, as a share of its memory; None without one.
+        surroundings: versions, sizes and settings, for the JSON.
+    """
+
+    reference: Run
+    stock: Run
+    lms: Run
+    idle_rss_bytes: int
+    budget_bytes: int
+    rlimit_data_bytes: int | None
+    memory_fraction: float | None = None
+    surroundings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        return {"reference": self.reference, "stock": self.stock, "lms": self.lms}
+
+    @property
+    def identical(self) -> bool:
+        """Whether LMS changed no bit of any loss."""
+        both_completed = self.reference.outcome is self.lms.outcome is Outcome.COMPLETED
+        return both_completed and self.reference.losses_hex == self.lms.losses_hex
+
+    @property
+    def peak_ratio(self) -> float | None:
+        """Memory of the run with LMS as a share of the reference's, both above idle."""
+        ours, theirs = (self._peak_above_idle(run) for run in (self.lms, self.reference))
+        return ours / theirs if ours is not None and theirs else None
+
+    def _peak_above_idle(self, run: Run) -> int | None:
+        if self.rlimit_data_bytes is None:
+            return run.peak_device_bytes
+        return None if run.peak_rss_bytes is None else run.peak_rss_bytes - self.idle_rss_bytes
+
+
+def shortcomings(demo: Demo) -> Iterator[str]:
+    """What the demo was to show, and did not."""
+    if demo.stock.outcome is not Outcome.OUT_OF_MEMORY:
+        yield f"stock PyTorch was to run out of memory under the limit, and {_how(demo.stock)}"
+    if demo.lms.outcome is not Outcome.COMPLETED:
+        yield f"the run with LMS was to complete under the limit, and {_how(demo.lms)}"
+    elif not demo.identical:
+        pairs = zip(demo.reference.losses_hex, demo.lms.losses_hex, strict=True)
+        step, (theirs, ours) = next((step, pair) for step, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+        yield f"the losses were to be identical, and differ from step {step} on: {theirs} without LMS, {ours} with it"
+
+
+def _how(run: Run) -> str:
+    if run.outcome is Outcome.OUT_OF_MEMORY:
+        return f"ran out of memory after {len(run.steps_s)} steps: {run.message}"
+    return "failed" if run.outcome is Outcome.FAILED else "completed"
+
+
+def verdict(demo: Demo) -> str:
+    """The success, in words."""
+    text = (
+        f"With {format_bytes(demo.budget_bytes)} for the training, stock PyTorch runs out of memory in step "
+        f"{len(demo.stock.steps_s) + 1}. With one line more it completes, and its losses are identical to the bit."
+    )
+    ratio, ours_s, theirs_s = demo.peak_ratio, demo.lms.step_s, demo.reference.step_s
+    if ratio is not None and ours_s and theirs_s:
+        text += f" It takes {ratio:.0%} of the reference's memory and {ours_s / theirs_s:.1f} times as long per step."
+    return text
+
+
+def table(demo: Demo) -> Table:
+    """A column for each run."""
+    shown = Table(box=box.SIMPLE_HEAD, title=_title(demo), title_justify="left", title_style="")
+    shown.add_column()
+    for name in demo.runs:
+        shown.add_column(name, justify="right")
+    for label, cell in _rows(demo).items():
+        shown.add_row(label, *(cell(run) for run in demo.runs.values()))
+    return shown
+
+
+def _title(demo: Demo) -> str:
+    limit = "" if demo.rlimit_data_bytes is None else f" (RLIMIT_DATA {format_bytes(demo.rlimit_data_bytes)})"
+    return f"stock and lms: {format_bytes(demo.budget_bytes)} for the training{limit}"
+
+
+def _rows(demo: Demo) -> dict[str, Callable[[Run], str]]:
+    rows: dict[str, Callable[[Run], str]] = {
+        "outcome": lambda run: run.outcome.replace("_", " "),
+        "peak RSS": lambda run: _bytes(run.peak_rss_bytes),
+        "above idle": lambda run: _bytes(run.peak_rss_bytes and run.peak_rss_bytes - demo.idle_rss_bytes),
+    }
+    if demo.rlimit_data_bytes is None:
+        rows["peak on device"] = lambda run: _bytes(run.peak_device_bytes)
+    return rows | {
+        "time per step": lambda run: format_seconds(run.step_s) if run.step_s is not None else "-",
+        "moved out": lambda run: _bytes(run.stats and run.stats["evicted_bytes"]),
+        "moved back": lambda run: _bytes(run.stats and run.stats["fetched_bytes"]),
+        "losses": lambda run: "\n".join(map(repr, run.losses)) or "-",
+        "Dice": lambda run: "\n".join(f"{tissue} {dice:.3f}" for tissue, dice in (run.dice or {}).items()) or "-",
+    }
+
+
+def _bytes(nbytes: int | dict[str, Any] | None) -> str:
+    return format_bytes(nbytes) if isinstance(nbytes, int) else "-"
+
+
+def as_json(demo: Demo) -> dict[str, Any]:
+    """Everything, with the units in the names."""
+    return {
+        "identical": demo.identical,
+        "limit_bytes": demo.lms.stats and demo.lms.stats["limit_bytes"],
+        "rlimit_data_bytes": demo.rlimit_data_bytes,
+        "memory_fraction": demo.memory_fraction,
+        "budget_bytes": demo.budget_bytes,
+        "idle_rss_bytes": demo.idle_rss_bytes,
+        "peak_ratio": demo.peak_ratio,
+        "shortcomings": list(shortcomings(demo)),
+        "runs": {name: _run_as_json(run) for name, run in demo.runs.items()},
+        **demo.surroundings,
+    }
+
+
+def _run_as_json(run: Run) -> dict[str, Any]:
+    return {
+        "outcome": run.outcome,
+        "losses": run.losses,
+        "losses_hex": run.losses_hex,
+        "dice": run.dice,
+        "peak_rss_bytes": run.peak_rss_bytes,
+        "peak_device_bytes": run.peak_device_bytes,
+        "step_s": run.step_s,
+        "steps_s": run.steps_s,
+        "message": run.message,
+        "stats": run.stats,
+    }

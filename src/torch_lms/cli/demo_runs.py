@@ -1,0 +1,186 @@
+"""The demo's work: the scan, a warm-up, the three runs, the picture."""
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+import torch_lms
+from torch_lms.cli.demo_child import Ready, train
+from torch_lms.cli.demo_data import Volume, write_volume
+from torch_lms.cli.demo_picture import Captions, write_picture
+from torch_lms.cli.demo_report import Demo, Outcome, Run
+from torch_lms.units import format_bytes
+
+BUDGET_SHARE = 0.5
+"""What stock and lms may take, of the memory that the reference took above idle."""
+_LEARNING_RATE = 0.003
+_WARM_UP_MM, _WARM_UP_STEPS, _WARM_UP_RATE = 4, 24, 0.05
+
+_Stage: TypeAlias = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user chose."""
+
+    steps: int
+    voxel_mm: int
+    device: Literal["cpu", "cuda"]
+    spill_dir: Path | None
+    picture: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """The limit of stock and lms: what it leaves to the training, and how it is enforced."""
+
+    budget_bytes: int
+    rlimit_data_bytes: int | None = None
+    memory_fraction: float | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        if self.rlimit_data_bytes is not None:
+            return [f"--rlimit-data={self.rlimit_data_bytes}"]
+        return [f"--memory-fraction={self.memory_fraction}"]
+
+
+def perform(settings: Settings) -> Demo:
+    """Run everything, with progress for whoever watches.
+
+    Raises:
+        click.ClickException: the warm-up or the reference did not complete, or the picture cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix="torch-lms-demo-") as name, _progress() as progress:
+        coarse, fine, weights, prediction = (
+            Path(name, n) for n in ("coarse.npz", "fine.npz", "w.pt", "prediction.npy")
+        )
+        with _stage(progress, "reading the scan", None):
+            write_volume(coarse, _WARM_UP_MM)
+            volume = write_volume(fine, settings.voxel_mm)
+        ready = _warm_up(coarse, weights, settings, progress)
+        training = [
+            str(fine),
+            f"--steps={settings.steps}",
+            f"--learning-rate={_LEARNING_RATE}",
+            f"--device={settings.device}",
+            f"--threads={ready.threads}",
+            f"--weights={weights}",
+        ]
+        with _stage(progress, "reference: no limit", settings.steps) as step:
+            ready, reference = _completed("reference", *train(training, step))
+        limit = _limit_from(ready, reference)
+        training += limit.arguments
+        with _stage(progress, f"stock: {format_bytes(limit.budget_bytes)}", settings.steps) as step:
+            _, stock = train(training, step)
+        training += ["--lms", f"--prediction-to={prediction}"]
+        if settings.spill_dir is not None:
+            training.append(f"--spill-dir={settings.spill_dir}")
+        with _stage(progress, f"lms: {format_bytes(limit.budget_bytes)}", settings.steps) as step:
+            _, lms = train(training, step)
+        if lms.outcome is Outcome.COMPLETED:
+            _draw(settings, fine, prediction, limit, lms)
+    return Demo(
+        reference,
+        stock,
+        lms,
+        ready.idle_rss_bytes,
+        limit.budget_bytes,
+        limit.rlimit_data_bytes,
+        limit.memory_fraction,
+        _surroundings(settings, volume, ready),
+    )
+
+
+def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress) -> Ready:
+    """A short training on a small scan, so that a few steps on the large one give something to look at."""
+    arguments = [f"--steps={_WARM_UP_STEPS}", f"--learning-rate={_WARM_UP_RATE}", f"--device={settings.device}"]
+    with _stage(progress, "warm-up on a small scan", _WARM_UP_STEPS) as step:
+        ready, _ = _completed("the warm-up", *train([str(coarse), *arguments, f"--weights-to={weights}"], step))
+    return ready
+
+
+def _completed(name: str, ready: Ready | None, run: Run) -> tuple[Ready, Run]:
+    """These, if the run completed: it has no limit but the machine's."""
+    if ready is not None and run.outcome is Outcome.COMPLETED:
+        return ready, run
+    if run.outcome is Outcome.OUT_OF_MEMORY:
+        raise click.ClickException(
+            f"{name} ran out of memory, without any limit of the demo: free some, or take larger voxels "
+            f"(--size 3). {run.message}"
+        )
+    raise click.ClickException(f"{name} failed, without any limit; it wrote:\n{run.message}")
+
+
+def _limit_from(ready: Ready, reference: Run) -> _Limit:
+    """Half of what the reference took, on whatever machine this is."""
+    if ready.total_device_bytes is not None and reference.peak_device_bytes is not None:
+        budget = int(BUDGET_SHARE * reference.peak_device_bytes)
+        return _Limit(budget, memory_fraction=budget / ready.total_device_bytes)
+    assert reference.peak_rss_bytes is not None
+    budget = int(BUDGET_SHARE * (reference.peak_rss_bytes - ready.idle_rss_bytes))
+    return _Limit(budget, rlimit_data_bytes=ready.vm_data_bytes + budget)
+
+
+def _draw(settings: Settings, volume: Path, prediction: Path, limit: _Limit, lms: Run) -> None:
+    scores = ", ".join(f"{tissue} {dice:.2f}" for tissue, dice in (lms.dice or {}).items())
+    captions = Captions(
+        "Grey and white matter, learned on the whole volume",
+        f"3D U-Net on the MNI152 T1 template at {settings.voxel_mm} mm, {format_bytes(limit.budget_bytes)} for the "
+        "training: stock PyTorch runs out of memory, LMS does not",
+        ("T1 scan", "truth", f"prediction with LMS (Dice: {scores})"),
+    )
+    try:
+        write_picture(settings.picture, volume, prediction, captions)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {str(settings.picture)!r}: {error.strerror or error}") from error
+
+
+def _surroundings(settings: Settings, volume: Volume, ready: Ready) -> dict[str, Any]:
+    return {
+        "device": settings.device,
+        "device_name": ready.device_name,
+        "threads": ready.threads,
+        "cores": os.cpu_count(),
+        "steps": settings.steps,
+        "voxel_mm": settings.voxel_mm,
+        "volume_shape": volume.shape,
+        "picture": settings.picture,
+        "versions": {
+            "torch_lms": torch_lms.__version__,
+            "torch": ready.torch,
+            "nilearn": volume.nilearn,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+    }
+
+
+def _progress() -> Progress:
+    """Bars on standard error, gone when all is done; nothing if nobody watches."""
+    console = Console(stderr=True)
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def _stage(progress: Progress, description: str, total: int | None) -> Iterator[_Stage]:
+    """A bar; the function that moves it one step on."""
+    task = progress.add_task(description, total=total)
+    yield lambda: progress.advance(task)
+    progress.update(task, total=total or 1, completed=total or 1)
