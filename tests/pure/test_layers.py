@@ -1,0 +1,254 @@
+"""The floors of the house: who may import whom, read from the sources without running them. See docs/design.md."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "src" / "torch_lms"
+MOST_LINES = 800
+
+GROUND = frozenset({"errors", "units", "imported"})
+LOW = GROUND | {"trace", "machine"}
+DECISIONS = LOW | {"residency", "policy"}
+MODELS = DECISIONS | {"pager", "timeline"}
+MECHANISMS = MODELS | {"stores", "capture"}
+
+FLOORS: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "imported": frozenset(),
+    "units": frozenset({"errors"}),
+    "trace": GROUND,
+    "machine": GROUND,
+    "residency": LOW,
+    "policy": LOW | {"residency"},
+    "pager": DECISIONS,
+    "timeline": DECISIONS,
+    "sim": MODELS,
+    "planner": MODELS | {"sim"},
+    "stores": MODELS,
+    "capture": MODELS,
+    "runtime": MECHANISMS | {"planner"},
+    "report": GROUND | {"timeline", "machine"},
+    "compat": MECHANISMS | {"planner", "runtime"},
+    "cli": MECHANISMS | {"planner", "runtime", "sim", "report", "compat"},
+    "__main__": frozenset({"cli"}),
+}
+"""What each floor may import beside itself."""
+
+MAY_IMPORT_TORCH = frozenset({"stores", "capture", "runtime", "compat"})
+"""At the top of a file. The command line may, too, where a command does its work."""
+
+COMMAND_LINE_WITH_TORCH = frozenset({"cli.demo_train"})
+"""The program that the demo runs in processes of its own."""
+
+WITHOUT_TORCH = [
+    "torch_lms",
+    "torch_lms.errors",
+    "torch_lms.units",
+    "torch_lms.imported",
+    "torch_lms.machine",
+    "torch_lms.residency",
+    "torch_lms.policy",
+    "torch_lms.pager",
+    "torch_lms.cli.main",
+]
+
+ENABLE = ["limit", "min_size", "host_limit", "spill_dir", "policy", "recompute", "device"]
+"""All that can be set. A new knob must be something that a user can have an opinion on: argue for it first."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """``importer`` (a module's name without "torch_lms.") imports ``module`` and from it ``names``.
+
+    ``deferred``: inside a function, or for the type checker only.
+    """
+
+    importer: str
+    line: int
+    module: str
+    names: tuple[str, ...]
+    deferred: bool
+
+    def __str__(self) -> str:
+        return f"torch_lms.{self.importer}, line {self.line}: imports {self.module}"
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """All modules; the package itself is under ""."""
+    return {name_of(file): ast.parse(file.read_text(), str(file)) for file in sorted(SOURCES.rglob("*.py"))}
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(found for name, tree in sources().items() for found in imports_in(name, tree, deferred=False))
+
+
+def imports_in(importer: str, node: ast.AST, deferred: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import():
+                for alias in child.names:
+                    yield Import(importer, child.lineno, alias.name, (), deferred)
+            case ast.ImportFrom():
+                assert child.level == 0, f"{importer}, line {child.lineno}: imports are absolute"
+                yield Import(importer, child.lineno, child.module or "", tuple(a.name for a in child.names), deferred)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from imports_in(importer, child, deferred=True)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield from imports_in(importer, child, deferred=True)
+            case _:
+                yield from imports_in(importer, child, deferred)
+
+
+def targets(found: Import) -> Iterator[str]:
+    """The modules of ours that an import means, without "torch_lms."; "" is the package itself."""
+    if found.module.split(".")[0] != "torch_lms":
+        return
+    base = found.module.removeprefix("torch_lms").removeprefix(".")
+    if not found.names:
+        yield base
+    for name in found.names:
+        inner = f"{base}.{name}".removeprefix(".")
+        yield inner if inner in sources() else base
+
+
+# -- floors --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_stands_on_a_floor() -> None:
+    assert {floor_of(name) for name in sources() if name} <= FLOORS.keys()
+
+
+def test_no_floor_imports_one_that_imports_it() -> None:
+    for floor, below in FLOORS.items():
+        for other in below:
+            assert floor not in FLOORS[other]
+
+
+def test_nobody_imports_from_above() -> None:
+    wrong = [
+        f"{found} ({floor_of(found.importer)} may import: {', '.join(sorted(FLOORS[floor_of(found.importer)]))})"
+        for found in imports()
+        if found.importer
+        for target in targets(found)
+        if target and floor_of(target) not in {floor_of(found.importer), *FLOORS[floor_of(found.importer)]}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    assert [str(found) for found in imports() if not found.importer and not found.deferred and any(targets(found))] == []
+
+
+def test_only_the_command_line_uses_the_package_as_its_users_do() -> None:
+    """Everybody else imports submodules: the package is what is made of them."""
+    wrong = [
+        str(found)
+        for found in imports()
+        if floor_of(found.importer) not in ("", "cli") and "" in set(targets(found))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nobody_imports_the_package_that_it_is_part_of() -> None:
+    """``torch_lms.pager.pager`` imports ``torch_lms.pager.events``, not ``torch_lms.pager``, which imports it."""
+    packages = {name_of(file) for file in SOURCES.rglob("__init__.py")} - {""}
+    wrong = [
+        str(found)
+        for found in imports()
+        for target in targets(found)
+        if target in packages and found.importer.startswith(f"{target}.")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_cycle() -> None:
+    """Not even one that a lazy import hides."""
+    below: dict[str, set[str]] = {name: set() for name in sources()}
+    for found in imports():
+        if found.importer:  # the package loads its parts when they are asked for
+            below[found.importer] |= {target for target in targets(found) if target and target != found.importer}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"a cycle: {' -> '.join((*path[path.index(name) :], name))}"
+        if name not in done:
+            for target in sorted(below[name]):
+                visit(target, (*path, name))
+            done.add(name)
+
+    for name in below:
+        visit(name, ())
+
+
+# -- torch ---------------------------------------------------------------------------------------------------------------
+
+
+def test_torch_is_imported_only_where_bytes_move() -> None:
+    wrong = [
+        str(found)
+        for found in imports()
+        if found.module.split(".")[0] == "torch"
+        and floor_of(found.importer) not in MAY_IMPORT_TORCH
+        and not (floor_of(found.importer) == "cli" and (found.deferred or found.importer in COMMAND_LINE_WITH_TORCH))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_decisions_start_without_torch(module: str) -> None:
+    program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_the_list_of_those_without_torch_is_whole() -> None:
+    floors = {name.split(".")[1] for name in WITHOUT_TORCH if "." in name}
+    existing = {floor_of(name) for name in sources() if name} - {"__main__"}
+    assert floors == existing - MAY_IMPORT_TORCH
+
+
+# -- habits --------------------------------------------------------------------------------------------------------------
+
+
+def parameters(function: str) -> dict[str, str]:
+    """Names and defaults."""
+    node = next(n for n in sources()["runtime.api"].body if isinstance(n, ast.FunctionDef) and n.name == function)
+    arguments = node.args
+    assert arguments.vararg is arguments.kwarg is None
+    plain, only_named = arguments.posonlyargs + arguments.args, arguments.kwonlyargs
+    defaults = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    return {a.arg: ast.unparse(d) if d else "" for a, d in zip([*plain, *only_named], defaults, strict=True)}
+
+
+def test_the_knobs_are_counted() -> None:
+    assert list(parameters("enable")) == ENABLE
+
+
+def test_a_session_takes_what_enable_takes() -> None:
+    assert parameters("session") == parameters("enable")
+
+
+def test_every_knob_may_be_left_alone() -> None:
+    assert all(parameters("enable").values())
+
+
+@pytest.mark.parametrize("file", sorted(SOURCES.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCES)))
+def test_files_are_short(file: Path) -> None:
+    assert len(file.read_text().splitlines()) < MOST_LINES
