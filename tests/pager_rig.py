@@ -255,7 +255,9 @@ class Rig:
         assert self.pager.book.ledger.disk <= self.pager.tiers.get(Tier.DISK, 0)
 
 
-def new_rig(limit: int = 100, *, policy: Policy | None = None, host: int | None = None, disk: int | None = 10**6) -> Rig:
+def new_rig(
+    limit: int = 100, *, policy: Policy | None = None, host: int | None = None, disk: int | None = 10**6
+) -> Rig:
     """A rig whose tiers are those that are given a size."""
     sizes = {Tier.HOST: host, Tier.DISK: disk}
     return Rig(Pager(limit, policy or Reactive(), {tier: size for tier, size in sizes.items() if size is not None}))

@@ -107,7 +107,7 @@ def test_a_refusal_is_a_full_store_and_leaves_no_error_behind(
 
     monkeypatch.setattr(torch, "ones", ones)
     runtime.status = 2
-    with pytest.raises(StoreFullError, match=r"1 MiB.*CUDA error 2.*ulimit -l"):
+    with pytest.raises(StoreFullError, match=r"1.05 MB.*CUDA error 2.*ulimit -l"):
         device.page_lock(MB)
     assert kernels == [device.device]
     gc.collect()

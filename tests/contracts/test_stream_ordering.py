@@ -64,7 +64,6 @@ def reference(workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> t
         (0, "small", None),
         (0, "none", None),
         (0, "small", 1),
-        (0, "small", 2),
     ],
 )
 def test_training_is_equal_to_the_bit(
@@ -376,16 +375,41 @@ def test_a_fetched_page_is_there_for_every_stream(pages: Pages, tier: Tier) -> N
     pages.evict(entry, tier)
 
 
-def test_memory_of_unknown_origin_goes_back_to_the_first_stream_too(pages: Pages) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_memory_of_unknown_origin_goes_back_to_the_first_stream_too(
+    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tensor older than the session, first seen on a side stream: its memory is the main stream's."""
+    if not told:
+        monkeypatch.setattr(StreamExecutor, "_owners", lambda _, use: {use.home})
+    pages = Pages(new_rig(tmp_path, PLENTY))
     tensor = torch.ones(40_000, dtype=torch.uint8)
-    side = pages.device.user_stream("side")
-    with pages.device.on(side):
+    with pages.device.on(pages.device.user_stream("side")):
         entry = pages._registry.add(tensor.untyped_storage(), None)
         assert pages.read(tensor, entry).sum() == 40_000
         pages.evict(entry)
     pages.fetch(entry)
     assert pages.read(tensor, entry).sum() == 40_000
+    assert (pages.device.violations == []) == told
+    pages.executor.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("up", [False, True])
+def test_a_page_under_way_must_be_held(up: bool, held: bool, tmp_path: Path) -> None:
+    pages = Pages(new_rig(tmp_path, PLENTY))
+    tensor, entry = pages.new()
+    if up:
+        pages.evict(entry)
+        pages.executor.start_fetch(entry)
+    else:
+        pages.executor.start_evict(entry, Tier.HOST)
+    if not held:
+        pages.executor._copies[entry.page].storage = None
+    del tensor
+    pages.new()  # may get its memory
+    pages.executor.close()
+    assert (pages.device.violations == []) == held
 
 
 @TIERS

@@ -5,6 +5,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +206,8 @@ def test_checkpoint_three_times_the_limit(tmp_path: Path) -> None:
     for assign in (False, True):
         losses, state = whole(tmp_path / "plain.pt", nullcontext, assign)
         limit = 512 * 512 * 4 * 5
-        paged_losses, paged_state = whole(
-            tmp_path / "paged.pt", lambda: torch_lms.session(limit=limit, min_size="64KiB"), assign
-        )
+        session = partial(torch_lms.session, limit=limit, min_size="64KiB")
+        paged_losses, paged_state = whole(tmp_path / "paged.pt", session, assign)
         assert paged_losses == losses
         assert all(torch.equal(state[name], paged_state[name]) for name in state)
         plain_file, paged_file = torch.load(tmp_path / "plain.pt"), torch.load(tmp_path / "paged.pt")

@@ -257,8 +257,8 @@ def test_a_forked_child_is_told_what_it_must_not_touch() -> None:
         torch_lms.enable(limit=0, min_size=1)
         gone = torch.ones(100_000)
         torch_lms.reclaim()
-        from torch_lms.runtime import session
-        session.auto_limit = lambda device: session.AutoLimit(0, "a test says so", 0)
+        from torch_lms.runtime import limits, session
+        session.auto_limit = lambda device: limits.AutoLimit(0, "a test says so", 0)
         pid = os.fork()
         if pid == 0:
             assert not torch_lms.is_enabled()
@@ -334,9 +334,7 @@ def test_training_beyond_what_the_kernel_allows() -> None:
     stock = run_script(UNDER_RLIMIT + body)
     assert stock.returncode != 0
     assert "can't allocate memory" in stock.stderr
-    paged = run_script(
-        UNDER_RLIMIT + "torch_lms.enable()\n" + body + "assert torch_lms.stats().evicted_bytes > 0"
-    )
+    paged = run_script(UNDER_RLIMIT + "torch_lms.enable()\n" + body + "assert torch_lms.stats().evicted_bytes > 0")
     assert (paged.returncode, paged.stdout) == (0, "done\n"), paged.stderr
 
 

@@ -4,9 +4,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from pager_rig import Rig, new_rig
 
 from torch_lms.residency import Book
+
+# On a machine that is busy with something else an example may take any time.
+settings.register_profile("patient", parent=settings.default, deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture

@@ -9,37 +9,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from source_tree import FLOORS, SOURCES, floor_of, name_of, parameters, sources
 
-SOURCES = Path(__file__).parents[2] / "src" / "torch_lms"
 MOST_LINES = 800
-
-GROUND = frozenset({"errors", "units", "imported"})
-LOW = GROUND | {"trace", "machine"}
-DECISIONS = LOW | {"residency", "policy"}
-MODELS = DECISIONS | {"pager", "timeline"}
-MECHANISMS = MODELS | {"stores", "capture"}
-
-FLOORS: dict[str, frozenset[str]] = {
-    "errors": frozenset(),
-    "imported": frozenset(),
-    "units": frozenset({"errors"}),
-    "trace": GROUND,
-    "machine": GROUND,
-    "residency": LOW,
-    "policy": LOW | {"residency"},
-    "pager": DECISIONS,
-    "timeline": DECISIONS,
-    "sim": MODELS,
-    "planner": MODELS | {"sim"},
-    "stores": MODELS,
-    "capture": MODELS,
-    "runtime": MECHANISMS | {"planner"},
-    "report": GROUND | {"timeline", "machine"},
-    "compat": MECHANISMS | {"planner", "runtime"},
-    "cli": MECHANISMS | {"planner", "runtime", "sim", "report", "compat"},
-    "__main__": frozenset({"cli"}),
-}
-"""What each floor may import beside itself."""
 
 MAY_IMPORT_TORCH = frozenset({"stores", "capture", "runtime", "compat"})
 """At the top of a file. The command line may, too, where a command does its work."""
@@ -80,21 +52,6 @@ class Import:
         return f"torch_lms.{self.importer}, line {self.line}: imports {self.module}"
 
 
-def name_of(file: Path) -> str:
-    parts = file.relative_to(SOURCES).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def floor_of(module: str) -> str:
-    return module.split(".")[0]
-
-
-@cache
-def sources() -> dict[str, ast.Module]:
-    """All modules; the package itself is under ""."""
-    return {name_of(file): ast.parse(file.read_text(), str(file)) for file in sorted(SOURCES.rglob("*.py"))}
-
-
 @cache
 def imports() -> tuple[Import, ...]:
     return tuple(found for name, tree in sources().items() for found in imports_in(name, tree, deferred=False))
@@ -129,7 +86,7 @@ def targets(found: Import) -> Iterator[str]:
         yield inner if inner in sources() else base
 
 
-# -- floors --------------------------------------------------------------------------------------------------------------
+# -- floors ----------------------------------------------------------------------------------------------------------
 
 
 def test_every_module_stands_on_a_floor() -> None:
@@ -154,15 +111,15 @@ def test_nobody_imports_from_above() -> None:
 
 
 def test_the_package_itself_loads_nothing() -> None:
-    assert [str(found) for found in imports() if not found.importer and not found.deferred and any(targets(found))] == []
+    assert [
+        str(found) for found in imports() if not found.importer and not found.deferred and any(targets(found))
+    ] == []
 
 
 def test_only_the_command_line_uses_the_package_as_its_users_do() -> None:
     """Everybody else imports submodules: the package is what is made of them."""
     wrong = [
-        str(found)
-        for found in imports()
-        if floor_of(found.importer) not in ("", "cli") and "" in set(targets(found))
+        str(found) for found in imports() if floor_of(found.importer) not in ("", "cli") and "" in set(targets(found))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -198,7 +155,7 @@ def test_no_import_cycle() -> None:
         visit(name, ())
 
 
-# -- torch ---------------------------------------------------------------------------------------------------------------
+# -- torch -----------------------------------------------------------------------------------------------------------
 
 
 def test_torch_is_imported_only_where_bytes_move() -> None:
@@ -224,17 +181,7 @@ def test_the_list_of_those_without_torch_is_whole() -> None:
     assert floors == existing - MAY_IMPORT_TORCH
 
 
-# -- habits --------------------------------------------------------------------------------------------------------------
-
-
-def parameters(function: str) -> dict[str, str]:
-    """Names and defaults."""
-    node = next(n for n in sources()["runtime.api"].body if isinstance(n, ast.FunctionDef) and n.name == function)
-    arguments = node.args
-    assert arguments.vararg is arguments.kwarg is None
-    plain, only_named = arguments.posonlyargs + arguments.args, arguments.kwonlyargs
-    defaults = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
-    return {a.arg: ast.unparse(d) if d else "" for a, d in zip([*plain, *only_named], defaults, strict=True)}
+# -- habits ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_knobs_are_counted() -> None:

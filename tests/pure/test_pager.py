@@ -65,7 +65,7 @@ def grow_old(rig: Rig) -> None:
         rig.op()
 
 
-# -- room before the operation -------------------------------------------------------------------------------------------
+# -- room before the operation ---------------------------------------------------------------------------------------
 
 
 def test_nothing_moves_while_all_fits(rig_of: RigOf) -> None:
@@ -114,7 +114,7 @@ def test_more_is_created_than_the_limit(rig_of: RigOf) -> None:
     assert rig.op(new_bytes=1000) == down(1)
 
 
-# -- who leaves ----------------------------------------------------------------------------------------------------------
+# -- who leaves ------------------------------------------------------------------------------------------------------
 
 
 def test_a_clean_page_leaves_first_and_nothing_is_copied(rig_of: RigOf) -> None:
@@ -180,7 +180,7 @@ def test_the_limit_is_soft_for_the_operation_that_runs(rig_of: RigOf) -> None:
     assert rig.pager.room == 20
 
 
-# -- reading and writing -------------------------------------------------------------------------------------------------
+# -- reading and writing ---------------------------------------------------------------------------------------------
 
 
 def test_reading_leaves_the_lower_copy(rig_of: RigOf) -> None:
@@ -214,7 +214,7 @@ def test_it_may_die_while_its_operation_runs(rig_of: RigOf) -> None:
     assert rig.pager.book[2].pins == 0
 
 
-# -- tiers ---------------------------------------------------------------------------------------------------------------
+# -- tiers -----------------------------------------------------------------------------------------------------------
 
 
 def test_host_first_then_disk(rig_of: RigOf) -> None:
@@ -267,7 +267,7 @@ def test_after_an_operation_full_tiers_are_no_error(rig_of: RigOf) -> None:
     assert rig.pager.room == -100
 
 
-# -- failures ------------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_where_a_copy_cannot_start_the_next_tier_is_tried(rig_of: RigOf) -> None:
@@ -305,7 +305,7 @@ def test_a_tier_that_failed_is_asked_again_in_the_next_step(rig_of: RigOf) -> No
 def test_when_all_tiers_fail_the_error_says_why(rig_of: RigOf) -> None:
     rig = with_pages(rig_of(100), 100)
     rig.refuse = failing(FinishEvict(1), error=StoreError("Input/output error on /dev/sdz"))
-    with pytest.raises(StoreFullError, match="Nothing is lost.*Input/output error on /dev/sdz"):
+    with pytest.raises(StoreFullError, match=r"Nothing is lost.*Input/output error on /dev/sdz"):
         rig.op(new_bytes=10)
     assert rig.states() == {1: State.RESIDENT}
 
@@ -369,7 +369,7 @@ def raising(kind: type[BaseException], wanted: Action) -> Callable[[Action], Non
     return refuse
 
 
-# -- interrupts ----------------------------------------------------------------------------------------------------------
+# -- interrupts ------------------------------------------------------------------------------------------------------
 
 
 def a_bit_of_everything() -> Rig:
@@ -463,7 +463,7 @@ def test_an_interrupt_ends_no_copy_of_another_page(rig_of: RigOf) -> None:
     assert rig.states() == {1: State.EVICTED, 2: State.RESIDENT, 3: State.EVICTED}
 
 
-# -- raw access ----------------------------------------------------------------------------------------------------------
+# -- raw access ------------------------------------------------------------------------------------------------------
 
 
 def test_a_raw_read_brings_the_page_back(rig_of: RigOf) -> None:
@@ -521,7 +521,7 @@ def test_an_export_that_failed_pins_nothing(rig_of: RigOf) -> None:
     assert rig.pager.book[1].pins == 0
 
 
-# -- sizes, deaths, pins -------------------------------------------------------------------------------------------------
+# -- sizes, deaths, pins ---------------------------------------------------------------------------------------------
 
 
 def test_a_resized_page_costs_its_new_size(rig_of: RigOf) -> None:
@@ -590,7 +590,7 @@ def test_when_the_pins_end_what_exceeds_the_limit_leaves(rig_of: RigOf) -> None:
     assert rig.pager.room >= 0
 
 
-# -- all at once ---------------------------------------------------------------------------------------------------------
+# -- all at once -----------------------------------------------------------------------------------------------------
 
 
 def test_reclaim(rig_of: RigOf) -> None:
@@ -644,7 +644,7 @@ def test_a_higher_limit_moves_nothing(rig_of: RigOf) -> None:
     assert rig.tell(LimitChanged(1000)) == []
 
 
-# -- figures -------------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------------------------
 
 
 def test_demand_is_the_peak_of_the_step_wherever_the_bytes_were(rig_of: RigOf) -> None:
@@ -683,7 +683,7 @@ def counted(rig: Rig) -> dict[str, int]:
     return {name: getattr(counters, f"room_from_{name}") for name in ("free", "one", "some", "all")}
 
 
-# -- validate ------------------------------------------------------------------------------------------------------------
+# -- validate --------------------------------------------------------------------------------------------------------
 
 
 def test_validate_finds_a_page_that_may_leave_and_is_not_offered() -> None:

@@ -40,7 +40,10 @@ TIERS = st.one_of(st.none(), st.integers(0, 200))
 
 FAULTS = st.one_of(
     st.just({}),
-    st.dictionaries(st.integers(0, 9), st.sampled_from(["refused", "interrupted before", "interrupted after"]), max_size=3),
+    st.just(dict.fromkeys(range(100), "refused")),
+    st.dictionaries(
+        st.integers(0, 9), st.sampled_from(["refused", "interrupted before", "interrupted after"]), max_size=3
+    ),
 )
 """What befalls the actions of an event, by their position."""
 
@@ -103,7 +106,8 @@ class PagerMachine(RuleBasedStateMachine):
             note("full")
             self.check_that_nothing_could_leave(used)
         except (StoreError, DeviceFull, Interrupt) as error:
-            assert faults, f"{error!r} came from nowhere"
+            if not faults:
+                raise AssertionError("an error that nobody injected") from error
             note(repr(error))
         finally:
             note(str(rig.done))
@@ -282,4 +286,4 @@ class PagerMachine(RuleBasedStateMachine):
 
 
 TestPager = PagerMachine.TestCase
-TestPager.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+TestPager.settings = settings(max_examples=250, stateful_step_count=40)

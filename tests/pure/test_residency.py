@@ -52,7 +52,7 @@ def name_of(value: object) -> str | None:
     return value.value if isinstance(value, State | Trigger | Tier) else None
 
 
-# -- the table -----------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("state", "trigger"), LEGAL, ids=name_of)
@@ -114,7 +114,7 @@ def test_the_table_as_markdown_has_every_transition() -> None:
         assert f"| {state.value} | {trigger.value} | {after.value} |" in lines
 
 
-# -- the story -----------------------------------------------------------------------------------------------------------
+# -- the story -------------------------------------------------------------------------------------------------------
 
 
 def test_the_error_tells_the_story_and_what_would_be_possible(book: Book) -> None:
@@ -155,7 +155,7 @@ def test_what_changes_nothing_is_not_told(book: Book) -> None:
     assert "nothing yet" in page.story
 
 
-# -- the ledger ----------------------------------------------------------------------------------------------------------
+# -- the ledger ------------------------------------------------------------------------------------------------------
 
 
 def test_ledger_over_a_life_in_both_tiers(book: Book) -> None:
@@ -209,7 +209,7 @@ def test_only_a_resident_page_without_lower_copy_is_resized(book: Book, state: S
     assert everything(book, page) == before
 
 
-# -- validate ------------------------------------------------------------------------------------------------------------
+# -- validate --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("entry", ["device", "live", "host", "disk"])

@@ -46,8 +46,29 @@ def test_percentages_of_a_whole(text: str, nbytes: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "GB", "12G", "12 GBs", "12XB", "1e9B", "-1GB", "+1GB", "1,5GB", "0x10B", "12GB 3MB", "auto", "nan"]
-    + ["infB", "80 percent", "%", "1..5GB", "1.5.GB", "12 iB", "12kiBB"],
+    [
+        "",
+        " ",
+        "GB",
+        "12G",
+        "12 GBs",
+        "12XB",
+        "1e9B",
+        "-1GB",
+        "+1GB",
+        "1,5GB",
+        "0x10B",
+        "12GB 3MB",
+        "auto",
+        "nan",
+        "infB",
+        "80 percent",
+        "%",
+        "1..5GB",
+        "1.5.GB",
+        "12 iB",
+        "12kiBB",
+    ],
 )
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError) as error:
@@ -115,11 +136,10 @@ def test_a_percentage_is_a_part(whole: int, percent: float) -> None:
 def test_any_text_is_a_size_or_a_usage_error(text: str) -> None:
     try:
         nbytes = parse_bytes(text, whole=1 << 40)
-    except UsageError as error:
-        assert repr(text) in str(error)
-    else:
-        assert isinstance(nbytes, int)
-        assert nbytes >= 0
+    except UsageError:
+        return
+    assert isinstance(nbytes, int)
+    assert nbytes >= 0
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,9 @@ class Demo:
 
     @property
     def peak_ratio(self) -> float | None:
-        """Memory of the run with LMS as a share of the reference's, both above idle."""
+        """Memory of the run with LMS as a share of the reference's, both above idle; None if it did not complete."""
+        if self.lms.outcome is not Outcome.COMPLETED:
+            return None
         ours, theirs = (self._peak_above_idle(run) for run in (self.lms, self.reference))
         return ours / theirs if ours is not None and theirs else None
 

@@ -117,7 +117,8 @@ def new_model(weights: Path | None, device: torch.device) -> UNet:
     model = UNet(1 + len(TISSUES))
     if weights is not None:
         model.load_state_dict(torch.load(weights, weights_only=True))
-    return model.to(device).to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload, no-any-return]
+    model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # PyTorch's stub has none for modules
+    return model.to(device)
 
 
 def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: float) -> Tensor:
@@ -129,12 +130,12 @@ def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: 
     for step in range(steps):
         began_s = time.perf_counter()
         optimizer.zero_grad()
-        logits = model(scan)
+        logits: Tensor = model(scan)
         loss = segmentation_loss(logits, truth)
         loss.backward()
         optimizer.step()
         schedule.step()
-        tell("step", loss=float(loss).hex(), seconds=time.perf_counter() - began_s)
+        tell("step", loss=float(loss.item()).hex(), seconds=time.perf_counter() - began_s)
         if step == steps - 1:
             return logits.detach().argmax(1).to(torch.uint8)
         del logits, loss  # or they would live through the next step's forward

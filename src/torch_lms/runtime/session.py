@@ -22,14 +22,13 @@ from torch_lms.pager import (
     OpEnds,
     Pinned,
     Reclaim,
-    Resized,
     Restore,
     StepEnded,
     Unpinned,
 )
 from torch_lms.residency import PageId, State
 from torch_lms.runtime.executor import CAN_SWAP, Executor
-from torch_lms.runtime.limits import AutoLimit, auto_limit
+from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.stats import Stats
 from torch_lms.runtime.unit import Unit
@@ -321,9 +320,9 @@ class Session(Sink, RawAccess):
         away = sum(page.nbytes for book in books for page in book if not page.state.on_device)
         for unit in self._units.values():
             unit.tell(LimitChanged(unit.pager.limit))
+        held = sum(book.ledger.live for book in books)
         return DeviceFullError(
-            f"LMS stays on: {format_bytes(away)} of the {format_bytes(sum(book.ledger.live for book in books))} that it "
-            f"holds do not fit on the device. Nothing is lost. Delete tensors that are not needed any more, then call "
+            f"LMS stays on: {format_bytes(away)} of the {format_bytes(held)} that it holds do not fit on the device. Nothing is lost. Delete tensors that are not needed any more, then call "
             f"torch_lms.disable() again; a process that ends needs not call it at all"
         )
 
@@ -408,7 +407,7 @@ class Session(Sink, RawAccess):
             self._remove(entry)
         else:
             entry.nbytes = nbytes
-            entry.unit.tell(Resized(entry.page, nbytes))
+            entry.unit.resize(entry)
 
     def _unit_of(self, device: torch.device) -> Unit:
         unit = self._units.get(device)

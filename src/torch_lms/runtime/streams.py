@@ -284,16 +284,13 @@ class StreamExecutor(Executor):
         """Pages that just came back are there for every stream: from now on nobody makes one wait."""
         for stream in (self._out, self._in):
             self._device.synchronize(self._device.record(stream))
-        self._forget_all()
+        self._copies.clear()
+        self._uses.clear()
+        self._retired.clear()
         self._host.close()
         self._disk.close()
         self._staging = None  # not before: the disk may still have been writing from it
 
     def abandon(self) -> None:
-        self._forget_all()
+        """The device's part is only left alone: a forked child must not call it, not even to destroy an event."""
         self._disk.abandon()
-
-    def _forget_all(self) -> None:
-        self._copies.clear()
-        self._uses.clear()
-        self._retired.clear()

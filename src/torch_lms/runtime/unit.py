@@ -8,7 +8,7 @@ import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
-from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, StartFetch
+from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, Resized, StartFetch
 from torch_lms.policy import Policy
 from torch_lms.residency import PageId
 from torch_lms.runtime.executor import Executor
@@ -60,6 +60,12 @@ class Unit:
         self.tell(Died(entry.page))
         self.executor.forget(entry)
         del self._entries[entry.page]
+
+    def resize(self, entry: Entry) -> None:
+        """The program gave the storage of ``entry`` another size, and with it other memory."""
+        self.executor.forget(entry)
+        self.executor.use((entry,))
+        self.tell(Resized(entry.page, entry.nbytes))
 
     def begin(self, entries: Iterable[Entry], pages: tuple[PageId, ...], new_bytes: int) -> None:
         """An operation on ``entries`` begins."""

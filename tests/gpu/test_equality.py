@@ -1,0 +1,108 @@
+"""On a real device: results with LMS on equal those without, to the bit, at every limit and in every tier."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from bits import same_bits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from workloads import WORKLOADS, Workload
+
+import torch_lms
+
+MIN_SIZE = 512
+FEW = ["cnn", "unet", "encoder", "adamw-fused"]
+"""Enough for the tiers behind the first."""
+
+Reference = tuple[list[torch.Tensor], int]
+
+
+@pytest.fixture(scope="module")
+def reference_of(device: torch.device) -> Callable[[str], Reference]:
+    """Results of a workload without LMS, and its demand."""
+    known: dict[str, Reference] = {}
+
+    def reference_of(name: str) -> Reference:
+        if name not in known:
+            known[name] = _reference(WORKLOADS[name], device)
+        return known[name]
+
+    return reference_of
+
+
+def _reference(workload: Workload, device: torch.device) -> Reference:
+    expected = workload(device)
+    if not same_bits(workload(device), expected):
+        pytest.skip("two runs without LMS differ on this device")
+    with torch_lms.session(limit="64GiB", min_size=MIN_SIZE) as lms:
+        unlimited = workload(device)
+        demand = lms.stats().peak_resident_bytes
+        assert lms.stats().evicted_bytes == 0
+    assert same_bits(unlimited, expected)
+    return expected, demand
+
+
+@pytest.mark.parametrize("share", [2, 4, 0], ids=["half", "quarter", "zero"])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_equal_to_the_bit(
+    name: str, share: int, device: torch.device, reference_of: Callable[[str], Reference]
+) -> None:
+    expected, demand = reference_of(name)
+    with torch_lms.session(limit=demand // share if share else 0, min_size=MIN_SIZE) as lms:
+        results = WORKLOADS[name](device)
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.evicted_bytes > 0
+    assert stats.fetched_bytes > 0
+
+
+@pytest.mark.parametrize("host_share", [8, 0], ids=["some host memory", "no host memory"])
+@pytest.mark.parametrize("name", FEW)
+def test_equal_to_the_bit_from_disk(
+    name: str, host_share: int, device: torch.device, reference_of: Callable[[str], Reference]
+) -> None:
+    expected, demand = reference_of(name)
+    host_limit = demand // host_share if host_share else 0
+    with torch_lms.session(limit=0, min_size=MIN_SIZE, host_limit=host_limit) as lms:
+        results = WORKLOADS[name](device)
+        lms.reclaim()
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.disk_bytes > 0
+    assert stats.host_bytes <= host_limit
+
+
+def test_a_loader_with_workers_and_pinned_batches(device: torch.device) -> None:
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(48, 256), torch.randn(48, 64))
+        model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64)).to(device)
+        updates = torch.optim.AdamW(model.parameters())
+        losses = []
+        for x, y in DataLoader(data, batch_size=16, num_workers=2, pin_memory=True):
+            updates.zero_grad()
+            batch, target = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            loss = (model(batch) - target).square().mean()
+            loss.backward()
+            updates.step()
+            losses.append(loss.detach())
+        return [*losses, *(p.detach() for p in model.parameters())]
+
+    expected = train()
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as lms:
+        results = train()
+        assert lms.stats().evictions > 0
+    assert same_bits(results, expected)
+
+
+def test_a_checkpoint_of_evicted_pages(device: torch.device, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).to(device)
+    expected = [p.detach().clone() for p in model.parameters()]
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as lms:
+        lms.reclaim()
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", map_location=device, weights_only=True)
+    assert same_bits(list(loaded.values()), expected)

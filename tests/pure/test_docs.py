@@ -1,0 +1,99 @@
+"""What the documents say is what the code does, as far as that can be compared."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from source_tree import FLOORS, floor_of, parameters, sources
+
+from torch_lms.errors import LmsError
+from torch_lms.residency import TRANSITIONS, State, transition_table
+
+ROOT = Path(__file__).parents[2]
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md"]
+
+
+def diagram() -> str:
+    """The transitions between states, for GitHub to draw."""
+    arrows: dict[tuple[State, State], list[str]] = {}
+    for (state, trigger), after in TRANSITIONS.items():
+        if state is not after:
+            arrows.setdefault((state, after), []).append(trigger.value)
+    lines = [f"    {a.value} --> {b.value}: {', '.join(triggers)}" for (a, b), triggers in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> resident", *lines, "    dead --> [*]", "```"])
+
+
+def marked(name: str) -> str:
+    """What stands in the design between <!-- begin: NAME --> and <!-- end: NAME -->."""
+    match = re.search(rf"<!-- begin: {name} -->\n(.*?)\n<!-- end: {name} -->", DESIGN, re.DOTALL)
+    assert match is not None
+    return match[1]
+
+
+def block(marker: str, text: str = README) -> str:
+    """The fenced block after a marker."""
+    match = re.search(rf"^<!-- {marker} -->\n```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert match is not None, f"no block after <!-- {marker} -->"
+    return match[1]
+
+
+def test_the_table_of_transitions() -> None:
+    assert marked("transitions") == transition_table()
+
+
+def test_the_diagram_of_states() -> None:
+    assert marked("states") == diagram()
+
+
+def test_every_note_that_the_code_cites_is_written() -> None:
+    written = set(re.findall(r"^\* \*\*(N\d+) ", DESIGN, re.MULTILINE))
+    cited = {
+        note: file.name for file in (ROOT / "src").rglob("*.py") for note in re.findall(r"\bN\d+\b", file.read_text())
+    }
+    assert cited.keys() <= written, {note: file for note, file in cited.items() if note not in written}
+
+
+def test_every_floor_is_named() -> None:
+    floors = marked("floors")
+    for floor in FLOORS:
+        assert f"`{floor}" in floors, floor
+    for floor in {floor_of(name) for name in sources() if name}:
+        assert re.search(rf"^\| `{floor}", floors, re.MULTILINE), f"{floor} exists, and has no row"
+
+
+def test_every_knob_is_explained() -> None:
+    for name, default in parameters("enable").items():
+        shown = default.replace("'", '"')
+        assert f"| `{name}` | `{shown}` |" in README, name
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    document = ROOT / name
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_what_ci_runs_is_in_the_readme() -> None:
+    assert len(block("ci:setup").splitlines()) <= 2
+    assert len(block("ci:test").splitlines()) == 1
+
+
+def test_the_example_is_short() -> None:
+    assert len(block("example").splitlines()) <= 10
+
+
+def test_the_errors_in_the_readme_exist() -> None:
+    known = {kind.__name__ for kind in all_below(LmsError)}
+    assert set(re.findall(r"`(\w+Error)`", README)) <= known
+
+
+def all_below(kind: type[Exception]) -> set[type[Exception]]:
+    return {kind} | {other for child in kind.__subclasses__() for other in all_below(child)}
+
+
+def test_ci_is_a_script_that_bash_understands() -> None:
+    assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0

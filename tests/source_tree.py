@@ -1,0 +1,60 @@
+"""The sources of ``torch_lms``, read without running them, and the floors of its house."""
+
+import ast
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[1] / "src" / "torch_lms"
+
+GROUND = frozenset({"errors", "units", "imported"})
+LOW = GROUND | {"trace", "machine"}
+DECISIONS = LOW | {"residency", "policy"}
+MODELS = DECISIONS | {"pager", "timeline"}
+MECHANISMS = MODELS | {"stores", "capture"}
+
+FLOORS: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "imported": frozenset(),
+    "units": frozenset({"errors"}),
+    "trace": GROUND,
+    "machine": GROUND,
+    "residency": LOW,
+    "policy": LOW | {"residency"},
+    "pager": DECISIONS,
+    "timeline": DECISIONS,
+    "sim": MODELS,
+    "planner": MODELS | {"sim"},
+    "stores": MODELS,
+    "capture": MODELS,
+    "runtime": MECHANISMS | {"planner"},
+    "report": GROUND | {"timeline", "machine"},
+    "compat": MECHANISMS | {"planner", "runtime"},
+    "cli": MECHANISMS | {"planner", "runtime", "sim", "report", "compat"},
+    "__main__": frozenset({"cli"}),
+}
+"""What each floor may import beside itself."""
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(SOURCES).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """All modules; the package itself is under ""."""
+    return {name_of(file): ast.parse(file.read_text(), str(file)) for file in sorted(SOURCES.rglob("*.py"))}
+
+
+def parameters(function: str) -> dict[str, str]:
+    """Names and defaults of what a function of the public API takes."""
+    node = next(n for n in sources()["runtime.api"].body if isinstance(n, ast.FunctionDef) and n.name == function)
+    arguments = node.args
+    assert arguments.vararg is arguments.kwarg is None
+    plain, only_named = arguments.posonlyargs + arguments.args, arguments.kwonlyargs
+    defaults = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults, *arguments.kw_defaults]
+    return {a.arg: ast.unparse(d) if d else "" for a, d in zip([*plain, *only_named], defaults, strict=True)}
