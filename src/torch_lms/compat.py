@@ -116,7 +116,7 @@ def set_size_lms(size: int) -> None:
 def get_size_lms() -> int:
     """The least size of what is managed, in bytes; while LMS is off, the one set."""
     session = api.current_session()
-    return _settings.size if session is None else session.options.min_size
+    return _settings.size if session is None else session.min_size
 
 
 def reclaim_inactive() -> None:

@@ -14,7 +14,16 @@ from torch_lms.capture import split
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes
-from torch_lms.capture.tensors import is_plain, is_wrapper, no_torch_function, storage_of, tensors_among, tensors_within
+from torch_lms.capture.tensors import (
+    all_small,
+    is_plain,
+    is_wrapper,
+    no_torch_function,
+    storage_of,
+    tensors_among,
+    tensors_within,
+    untyped_storage,
+)
 
 _OUT_OF_BOUNDS = "out of bounds for storage"
 
@@ -24,6 +33,13 @@ class Sink(ABC):
 
     active: bool
     """Whether there is anything to do; a mode left behind on some thread is inert once this is False."""
+
+    min_size: int
+    """Bytes from which on a storage may be a page."""
+
+    @abstractmethod
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one."""
 
     @abstractmethod
     def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
@@ -70,6 +86,7 @@ class LmsMode(TorchDispatchMode):
     def __init__(self, sink: Sink) -> None:
         super().__init__()
         self._sink = sink
+        self._find = sink.find
         self._sizes = Sizes()
         self._left_out = threading.local()
 
@@ -100,7 +117,15 @@ class LmsMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self._sink.active or getattr(self._left_out, "now", False):
             return func(*args, **kwargs)
-        tensors = tensors_among((*args, *kwargs.values()) if kwargs else args)
+        values = (*args, *kwargs.values()) if kwargs else args
+        if not types and all_small(values, self._find, self._sink.min_size):
+            try:
+                return self._noticed(func(*args, **kwargs))
+            except (RuntimeError, MemoryError) as error:
+                info = describe(func)
+                if not self._sink.is_out_of_memory(error) or info.writes or info.seeded:
+                    raise
+        tensors = tensors_among(values)
         if types and any(map(is_wrapper, tensors)):
             return NotImplemented  # it takes itself apart, and its parts come back here
         if all(map(is_plain, tensors)):
@@ -149,9 +174,7 @@ class LmsMode(TorchDispatchMode):
             raise sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
         written = op.entries
         try:
-            result = self._call(op)
-            for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
-                self._entry(tensor)
+            result = self._noticed(self._call(op))
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
         finally:
@@ -188,6 +211,15 @@ class LmsMode(TorchDispatchMode):
                 raise
         self._sink.access(self._entries(tensors))
         return func(*args, **kwargs)
+
+    def _noticed(self, result: Any) -> Any:
+        """``result``, with the pages in it known."""
+        if isinstance(result, torch.Tensor) and is_plain(result) and result.layout is torch.strided:
+            self._sink.entry_of(untyped_storage(result), result)
+        else:
+            for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
+                self._entry(tensor)
+        return result
 
     def _entries(self, tensors: list[Any]) -> list[Entry]:
         """The pages of ``tensors``, each once."""

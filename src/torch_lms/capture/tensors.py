@@ -1,15 +1,21 @@
 """The tensors among an operation's arguments, and their storages."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.parameter import Parameter
 from torch.utils import _pytree as pytree
 
+from torch_lms.capture.registry import storage_nbytes
+
 untyped_storage = torch._C.TensorBase.untyped_storage
 no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
+_SCALARS = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
 _PYTHON_KEY = torch._C.DispatchKey.Python
 
 
@@ -27,6 +33,34 @@ def tensors_among(values: Any) -> list[Any]:
         elif isinstance(value, torch.UntypedStorage):
             found.append(value)
     return found
+
+
+def all_small(values: Any, find: Callable[[torch.UntypedStorage], Any], min_size: int) -> bool:
+    """Whether there are tensors among ``values``, and all are plain, small and no pages: most operations, most often.
+
+    Args:
+        values: arguments of an operation.
+        find: the page of a storage, or None.
+        min_size: bytes from which on a storage is not small.
+    """
+    some = False
+    for value in values:
+        kind = type(value)
+        if kind in _PLAIN:
+            if value.layout is not torch.strided:
+                return False
+            storage = untyped_storage(value)
+            if storage_nbytes(storage) >= min_size or find(storage) is not None:
+                return False
+            some = True
+        elif kind is list or kind is tuple:
+            if value and type(value[0]) not in _SCALARS:
+                if not all_small(value, find, min_size):
+                    return False
+                some = True
+        elif kind not in _SCALARS:
+            return False
+    return some
 
 
 def tensors_within(values: Any) -> list[Any]:

@@ -52,6 +52,7 @@ class Session(Sink, RawAccess):
     def __init__(self, options: Options, new_executor: Callable[[torch.device], Executor]) -> None:
         self.options = options
         self.active = True
+        self.min_size = options.min_size
         self.mode = LmsMode(self)
         self.lock = threading.RLock()
         self._new_executor = new_executor
@@ -68,11 +69,12 @@ class Session(Sink, RawAccess):
 
     def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
         entry = self._registry.find(storage)
-        if entry is None and storage_nbytes(storage) >= self.options.min_size:
+        if entry is None and storage_nbytes(storage) >= self.min_size:
             return self._register(storage, tensor)
         return entry
 
     def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one."""
         return self._registry.find(storage)
 
     def tight(self, entries: list[Entry]) -> bool:
@@ -185,7 +187,7 @@ class Session(Sink, RawAccess):
 
     def set_min_size(self, nbytes: int) -> None:
         """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
-        self.options = replace(self.options, min_size=max(1, nbytes))
+        self.min_size = max(1, nbytes)
 
     @contextmanager
     def held(self) -> Iterator[list[Unit]]:
@@ -322,8 +324,9 @@ class Session(Sink, RawAccess):
             unit.tell(LimitChanged(unit.pager.limit))
         held = sum(book.ledger.live for book in books)
         return DeviceFullError(
-            f"LMS stays on: {format_bytes(away)} of the {format_bytes(held)} that it holds do not fit on the device. Nothing is lost. Delete tensors that are not needed any more, then call "
-            f"torch_lms.disable() again; a process that ends needs not call it at all"
+            f"LMS stays on: {format_bytes(away)} of the {format_bytes(held)} that it holds do not fit on the device. "
+            f"Nothing is lost. Delete tensors that are not needed any more, then call torch_lms.disable() again; a "
+            f"process that ends needs not call it at all"
         )
 
     # -- forks (N13) -------------------------------------------------------------------------------------------------
