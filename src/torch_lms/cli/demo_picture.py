@@ -13,20 +13,23 @@ Color: TypeAlias = tuple[int, int, int]
 _BACKGROUND: Color = (16, 18, 22)
 _TEXT: Color = (236, 238, 240)
 _FAINT: Color = (150, 156, 164)
-_TISSUES: dict[str, tuple[int, Color]] = {"grey matter": (1, (255, 150, 60)), "white matter": (2, (70, 170, 255))}
+_TISSUES: dict[str, tuple[int, Color]] = {"grey": (1, (255, 150, 60)), "white": (2, (70, 170, 255))}
+_PANELS = ("T1 scan", "truth", "prediction with LMS")
 _OPACITY = 0.62
 _PANEL_HEIGHT, _GAP, _HEAD, _FOOT = 480, 24, 104, 64
 _BRIM = 3
 """Voxels left around the brain."""
+_FAINTEST = 0.1
+"""Of the brightest voxel: what is darker is not brain but the haze that resampling leaves around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """What is written: above everything, and above each of the three panels."""
+    """What is written above the panels; the Dice of each tissue is written below."""
 
     title: str
     subtitle: str
-    panels: tuple[str, str, str]
+    dice: dict[str, float]
 
 
 def write_picture(path: Path, volume: Path, prediction: Path, captions: Captions) -> None:
@@ -39,7 +42,8 @@ def write_picture(path: Path, volume: Path, prediction: Path, captions: Captions
         scan, truth = arrays["scan"], arrays["labels"]
     predicted = np.load(prediction)[tuple(map(slice, scan.shape))]  # without the padding
     height = int(np.argmax(np.count_nonzero(truth, axis=(0, 1))))
-    grey, *labels = (_upright(array[:, :, height], scan[:, :, height] > 0) for array in (scan, truth, predicted))
+    brain = scan[:, :, height] > _FAINTEST * scan.max()
+    grey, *labels = (_upright(array[:, :, height], brain) for array in (scan, truth, predicted))
     scale = max(1, round(_PANEL_HEIGHT / grey.shape[0]))
     panels = [_enlarged(grey, scale), *(_colored(grey, each, scale) for each in labels)]
     _on_one_sheet(panels, captions).save(path)
@@ -75,13 +79,13 @@ def _on_one_sheet(panels: list[Image.Image], captions: Captions) -> Image.Image:
     large, small = ImageFont.load_default(24), ImageFont.load_default(17)
     draw.text((_GAP, 18), captions.title, _TEXT, large)
     draw.text((_GAP, 50), captions.subtitle, _FAINT, small)
-    for index, (panel, caption) in enumerate(zip(panels, captions.panels, strict=True)):
+    for index, (panel, caption) in enumerate(zip(panels, _PANELS, strict=True)):
         left = _GAP + index * (width + _GAP)
         draw.text((left, _HEAD - 24), caption, _TEXT, small)
         sheet.paste(panel, (left, _HEAD))
     left, top = _GAP, _HEAD + height + 24
     for tissue, (_, color) in _TISSUES.items():
         draw.rectangle((left, top, left + 16, top + 16), fill=color)
-        draw.text((left + 26, top - 2), tissue, _FAINT, small)
-        left += 160
+        draw.text((left + 26, top - 2), f"{tissue} matter, Dice {captions.dice[tissue]:.2f}", _FAINT, small)
+        left += 280
     return sheet
