@@ -9,6 +9,7 @@ import json
 import os
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -355,7 +356,7 @@ def slug(machine: Machine) -> str:
 )
 def main(seconds: float, threads: int | None, quick: bool, output: Path | None) -> None:
     """Measure what LMS costs while everything fits."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     machine, load = probe(None, measure=False), os.getloadavg()[0]
     if load > IDLE_LOAD:

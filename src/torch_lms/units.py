@@ -15,6 +15,7 @@ _FACTORS = {
 _SIZE = re.compile(
     r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?:(?P<prefix>[kmgtp]i?|)b|(?P<percent>%))?\s*", re.IGNORECASE
 )
+_MOST = 1e18
 _FORMS = 'bytes as an int, a string such as "12GB" (12e9 bytes), "11.5GiB", "80%"'
 
 
@@ -35,6 +36,8 @@ def parse_bytes(value: int | str, *, name: str = "size", whole: int | None = Non
     if match is None:
         raise UsageError(f"{name} must be {forms}; got {value!r}")
     number = float(match["number"])
+    if number > _MOST:
+        raise UsageError(f"{name} is more than anything holds; got {value!r}")
     if match["percent"]:
         if whole is None:
             raise UsageError(f"{name} takes no percentage; give {forms}; got {value!r}")
@@ -48,8 +51,8 @@ def parse_bytes(value: int | str, *, name: str = "size", whole: int | None = Non
 def format_bytes(nbytes: float) -> str:
     """``nbytes`` for people, in decimal prefixes: ``1234567`` is ``"1.23 MB"``."""
     sign, size = ("-" if nbytes < 0 else ""), abs(nbytes)
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5 or unit == "PB":
             return f"{sign}{size:.0f} B" if unit == "B" else f"{sign}{size:.3g} {unit}"
         size /= 1000
     raise AssertionError("unreachable")

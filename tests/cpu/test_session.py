@@ -414,6 +414,24 @@ def test_an_error_in_an_operation_leaves_the_books_in_order() -> None:
         assert (a.sum() + b.sum()).item() == 1999
 
 
+def test_an_interrupt_while_settling_leaves_no_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch_lms.session(limit="3MB", min_size=1):
+        session = api.current_session()
+        assert session is not None
+        with session.held() as (unit,):
+            kept, grown = torch.zeros(500_000), torch.zeros(100)
+
+            def interrupted(entry: object) -> None:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(unit.executor, "finish_evict", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                grown.resize_(400_000)
+            monkeypatch.undo()
+            assert {page.pins for page in unit.pager.book} == {0}
+            assert kept.sum() == 0
+
+
 def test_lists_of_tensors_are_cut_into_runs_that_fit() -> None:
     parameters = [torch.full((1000,), float(n)) for n in range(16)]
     expected = torch._foreach_add(torch._foreach_mul(parameters, 2.0), parameters)

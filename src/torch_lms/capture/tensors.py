@@ -13,9 +13,7 @@ untyped_storage = torch._C.TensorBase.untyped_storage
 no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
-_SCALARS = frozenset(
-    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-)
+_SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _PYTHON_KEY = torch._C.DispatchKey.Python
 
 

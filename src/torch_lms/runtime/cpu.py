@@ -46,8 +46,8 @@ class CpuExecutor(Executor):
         storage = entry()
         if storage is None:
             return
-        slot = self._disk.reserve(entry.nbytes)
-        self._copies[entry.page] = _Copy(slot, self._disk.write(slot, memory_of(storage)), storage)
+        copy = self._copies[entry.page] = _Copy(self._disk.reserve(entry.nbytes), storage=storage)
+        copy.pending = self._disk.write(copy.slot, memory_of(storage))
 
     def finish_evict(self, entry: Entry) -> None:
         copy = self._copies.get(entry.page)

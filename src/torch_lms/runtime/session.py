@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -95,8 +95,10 @@ class Session(Sink, RawAccess):
             try:
                 for unit, its in self._by_unit(entries):
                     pages = tuple(entry.page for entry in its)
-                    unit.begin(its, pages, new_bytes if unit is (its[0].unit if its else self._default) else 0)
+                    unit.begin(pages, new_bytes)
                     begun.append((unit, pages))
+                    unit.executor.use(its)
+                    new_bytes = 0  # results are made on the device of the first argument
             except BaseException:
                 for unit, pages in begun:
                     unit.tell(OpEnds(pages, ()))
@@ -106,12 +108,14 @@ class Session(Sink, RawAccess):
         if self._is_left_alone(entries):
             return
         with self.lock:
-            for entry in written:
-                self._notice_size(entry)
-            for unit, its in self._by_unit(entries):
-                if its or unit.pager.room < 0:
-                    pages = tuple(entry.page for entry in its)
-                    unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
+            try:
+                for entry in written:
+                    self._notice_size(entry)
+            finally:
+                for unit, its in self._by_unit(entries):
+                    if its or unit.pager.room < 0:
+                        pages = tuple(entry.page for entry in its)
+                        unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
 
     def access(self, entries: list[Entry], written: bool = False) -> None:
         if self._is_left_alone(entries):
@@ -225,18 +229,20 @@ class Session(Sink, RawAccess):
     def _held(self, tensors: list[Any]) -> Iterator[None]:
         with no_torch_function():
             entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
-        groups = [(unit, tuple(entry.page for entry in its)) for unit, its in self._by_unit(list(entries))]
-        with self.lock:
-            self._bury()
-            for unit, pages in groups:
-                unit.tell(Pinned(pages))
-        try:
-            yield
-        finally:
+        with ExitStack() as undo:
             with self.lock:
                 self._bury()
-                for unit, pages in groups:
-                    unit.tell(Unpinned(pages))
+                for unit, its in self._by_unit(list(entries)):
+                    pages = tuple(entry.page for entry in its)
+                    unit.tell(Pinned(pages))
+                    undo.callback(self._unpin, unit, pages)
+                    unit.executor.use(its)
+            yield
+
+    def _unpin(self, unit: Unit, pages: tuple[PageId, ...]) -> None:
+        with self.lock:
+            self._bury()
+            unit.tell(Unpinned(pages))
 
     def stats(self) -> Stats:
         """The figures now."""

@@ -67,12 +67,11 @@ class Unit:
         self.executor.use((entry,))
         self.tell(Resized(entry.page, entry.nbytes))
 
-    def begin(self, entries: Iterable[Entry], pages: tuple[PageId, ...], new_bytes: int) -> None:
-        """An operation on ``entries`` begins."""
+    def begin(self, pages: tuple[PageId, ...], new_bytes: int) -> None:
+        """An operation on ``pages`` begins, and will create ``new_bytes``."""
         if self._is_auto and self.pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=_REFRESH_EVERY_S)
         self.tell(OpBegins(pages, new_bytes))
-        self.executor.use(entries)
 
     def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
         """With limit "auto": what is on the device now and what it can still take, as far as is known (N7)."""
