@@ -348,7 +348,7 @@ def slug(machine: Machine) -> str:
 
 
 @click.command()
-@click.option("--seconds", default=55.0, show_default=True, help="For each of the three models.")
+@click.option("--seconds", default=50.0, show_default=True, help="For each of the three models.")
 @click.option("--threads", type=int, help="Of torch (default: all cores that this process may use).")
 @click.option("--quick", is_flag=True, help="Tiny models, few rounds; the figures mean nothing.")
 @click.option(
@@ -362,7 +362,7 @@ def main(seconds: float, threads: int | None, quick: bool, output: Path | None) 
     if load > IDLE_LOAD:
         console.print(f"The machine is not idle (load {load:.1f}): expect wide quartiles.", style="yellow")
     with console.status("operations"):
-        ops = [measure_op(case, *((5, 100) if quick else (25, 1500))) for case in OPS]
+        ops = [measure_op(case, *((5, 100) if quick else (25, 1000))) for case in OPS]
     console.print(op_table(ops))
     steps = []
     for case in QUICK_STEPS if quick else STEPS:

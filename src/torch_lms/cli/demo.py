@@ -27,9 +27,9 @@ def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) 
 @click.option("--steps", type=click.IntRange(1, 1000), default=3, show_default=True, help="Training steps.")
 @click.option(
     "--size",
-    type=click.IntRange(1, 4),
+    type=click.IntRange(1, 3),
     metavar="MM",
-    help="Side of a voxel in mm, 1 to 4 (default 2). At 1 mm everything takes eight times as much.",
+    help="Side of a voxel in mm, 1 to 3 (default 2). At 1 mm everything takes eight times as much.",
 )
 @click.option("--full", is_flag=True, help="The finest volume, 197 x 233 x 189 voxels: the same as --size 1.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")

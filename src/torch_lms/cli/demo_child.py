@@ -18,10 +18,11 @@ _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The child before its training: it has imported torch and started its threads.
+    """The child before its training: it has loaded all that it needs, and started torch's threads.
 
     Attributes:
-        idle_rss_bytes: VmHWM right after the import.
+        idle_rss_bytes: VmHWM right after the import of torch.
+        started_rss_bytes: VmHWM now.
         vm_data_bytes: VmData, which RLIMIT_DATA is compared with.
         total_device_bytes: memory of the GPU, if it trains on one.
         threads: of torch.
@@ -30,6 +31,7 @@ class Ready:
     """
 
     idle_rss_bytes: int
+    started_rss_bytes: int
     vm_data_bytes: int
     total_device_bytes: int | None
     threads: int

@@ -21,7 +21,7 @@ from torch_lms.cli.demo_report import Demo, Outcome, Run
 from torch_lms.units import format_bytes
 
 BUDGET_SHARE = 0.5
-"""What stock and lms may take, of the memory that the reference took above idle."""
+"""What stock and lms may take, of the memory that the reference took for its training."""
 _LEARNING_RATE = 0.003
 _WARM_UP_MM, _WARM_UP_STEPS, _WARM_UP_RATE = 4, 24, 0.05
 
@@ -127,7 +127,7 @@ def _limit_from(ready: Ready, reference: Run) -> _Limit:
         budget = int(BUDGET_SHARE * reference.peak_device_bytes)
         return _Limit(budget, memory_fraction=budget / ready.total_device_bytes)
     assert reference.peak_rss_bytes is not None
-    budget = int(BUDGET_SHARE * (reference.peak_rss_bytes - ready.idle_rss_bytes))
+    budget = int(BUDGET_SHARE * (reference.peak_rss_bytes - ready.started_rss_bytes))
     return _Limit(budget, rlimit_data_bytes=ready.vm_data_bytes + budget)
 
 

@@ -154,11 +154,19 @@ def memory_of_process(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no line {field}")
 
 
+def load_what_training_loads(device: torch.device) -> None:
+    """One step on next to nothing: starts torch's threads, and imports what PyTorch imports with an optimizer."""
+    model = UNet(2)
+    loss = segmentation_loss(model.to(device)(torch.rand(1, 1, 8, 8, 8, device=device)), torch.ones(1, device=device))
+    loss.backward()
+    torch.optim.SGD(model.parameters(), 1.0).step()
+
+
 def limit_memory(arguments: argparse.Namespace, device: torch.device) -> None:
     """Have the kernel (or, on a GPU, PyTorch's allocator) refuse memory above the limit.
 
-    After the import of torch: RLIMIT_DATA counts the private memory of libraries too, and the stacks of threads (the
-    field VmData), which have nothing to do with the training.
+    Called when torch is loaded: RLIMIT_DATA counts the private memory of libraries too, and the stacks of threads (the
+    field VmData), which have nothing to do with the training. An import that runs out of memory fails in odd ways.
     """
     if arguments.rlimit_data is not None:
         set_rlimit_data(arguments.rlimit_data)
@@ -195,10 +203,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads or torch.get_num_threads())
     torch.backends.cudnn.deterministic = True
     device = torch.device(arguments.device)
-    (torch.ones(1 << 20, device=device) + 1).sum().item()  # starts the threads, whose stacks count as VmData
+    load_what_training_loads(device)
     tell(
         "ready",
         idle_rss_bytes=idle_rss_bytes,
+        started_rss_bytes=memory_of_process("VmHWM"),
         vm_data_bytes=memory_of_process("VmData"),
         total_device_bytes=torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None,
         threads=torch.get_num_threads(),
