@@ -11,7 +11,8 @@ machine without CUDA the same calls page the CPU to disk. The statistics of 1.1 
 ``torch.cuda.memory_stats()``; both are made from ours, and each says below how it is derived and what differs.
 
 A session that is on already, because ``torch_lms.enable()`` or ``torch-lms run`` started it, is taken as it is:
-enabling it again changes nothing, and ``set_limit_lms`` and ``set_size_lms`` change its settings from then on.
+enabling it again changes nothing, and ``set_limit_lms`` and ``set_size_lms`` change its settings from then on, unless
+``torch-lms run`` was given them: then the command line counts, and the ``get_`` functions say so.
 """
 
 import operator
@@ -85,7 +86,7 @@ def set_limit_lms(limit: int) -> None:
         UsageError: not a whole number of bytes, or one that no device has.
     """
     _settings.limit = _nbytes("set_limit_lms", limit)
-    if (session := api.current_session()) is not None:
+    if (session := api.current_session()) is not None and not api.is_fixed("limit"):
         session.set_limit(_settings.limit)
 
 
@@ -109,7 +110,7 @@ def set_size_lms(size: int) -> None:
         UsageError: not a whole number of bytes, or one that no device has.
     """
     _settings.size = _nbytes("set_size_lms", size)
-    if (session := api.current_session()) is not None:
+    if (session := api.current_session()) is not None and not api.is_fixed("min_size"):
         session.set_min_size(_settings.size)
 
 

@@ -362,4 +362,6 @@ def test_script_of_2019_as_it_is(expected: list[str], tmp_path) -> None:  # type
     assert lines[0] == f"[LMS=On limit={6 * MIB}]"
     assert lines[-3:-1] == ["reclaimed True True", "allocations True"]
     assert numbers(lines) == expected
-    assert numbers(run("-m", "torch_lms", "run", "--limit", "9MB", str(script))) == expected
+    lines = run("-m", "torch_lms", "run", "--limit", "9MB", str(script), "--lms-limit", "6")
+    assert lines[0] == "[LMS=On limit=9000000]"
+    assert numbers(lines) == expected

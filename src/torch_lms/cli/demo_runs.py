@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 import torch_lms
 from torch_lms.cli.demo_child import Ready, train
-from torch_lms.cli.demo_data import Volume, write_volume
+from torch_lms.cli.demo_data import read_brain, write_volume
 from torch_lms.cli.demo_picture import Captions, write_picture
 from torch_lms.cli.demo_report import Demo, Outcome, Run
 from torch_lms.units import format_bytes
@@ -65,8 +66,9 @@ def perform(settings: Settings) -> Demo:
             Path(name, n) for n in ("coarse.npz", "fine.npz", "w.pt", "prediction.npy")
         )
         with _stage(progress, "reading the scan", None):
-            write_volume(coarse, _WARM_UP_MM)
-            volume = write_volume(fine, settings.voxel_mm)
+            brain = read_brain()
+            write_volume(brain, coarse, _WARM_UP_MM)
+            shape = write_volume(brain, fine, settings.voxel_mm)
         ready = _warm_up(coarse, weights, settings, progress)
         training = [
             str(fine),
@@ -97,7 +99,7 @@ def perform(settings: Settings) -> Demo:
         limit.budget_bytes,
         limit.rlimit_data_bytes,
         limit.memory_fraction,
-        _surroundings(settings, volume, ready),
+        _surroundings(settings, shape, ready),
     )
 
 
@@ -144,7 +146,7 @@ def _draw(settings: Settings, volume: Path, prediction: Path, limit: _Limit, lms
         raise click.ClickException(f"cannot write {str(settings.picture)!r}: {error.strerror or error}") from error
 
 
-def _surroundings(settings: Settings, volume: Volume, ready: Ready) -> dict[str, Any]:
+def _surroundings(settings: Settings, shape: tuple[int, ...], ready: Ready) -> dict[str, Any]:
     return {
         "device": settings.device,
         "device_name": ready.device_name,
@@ -152,12 +154,12 @@ def _surroundings(settings: Settings, volume: Volume, ready: Ready) -> dict[str,
         "cores": os.cpu_count(),
         "steps": settings.steps,
         "voxel_mm": settings.voxel_mm,
-        "volume_shape": volume.shape,
+        "volume_shape": shape,
         "picture": settings.picture,
         "versions": {
             "torch_lms": torch_lms.__version__,
             "torch": ready.torch,
-            "nilearn": volume.nilearn,
+            "nilearn": metadata.version("nilearn"),
             "python": platform.python_version(),
             "system": platform.platform(),
         },

@@ -163,6 +163,11 @@ def is_enabled() -> bool:
     return _running is not None
 
 
+def is_fixed(setting: str) -> bool:
+    """Whether the command line that started this session gave ``setting``: then a script's own does not count."""
+    return _adoptable is not None and setting in _adoptable
+
+
 def current_session() -> Session | None:
     """The session that is on, for ``torch_lms.compat``: it changes settings that ``enable`` fixes."""
     return _running._session if _running is not None else None
