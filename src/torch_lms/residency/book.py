@@ -60,7 +60,7 @@ class Book:
             InvalidTransition: its state does not allow it; nothing changed.
         """
         before = page.state
-        state = after(before, trigger, page.story)
+        state = after(before, trigger, page.tell)
         if trigger is Trigger.START_EVICT:
             page.tier = tier
         device = (state.on_device - before.on_device) * page.nbytes
@@ -92,8 +92,10 @@ class Book:
             ledger.host += lower
         elif page.tier is Tier.DISK:
             ledger.disk += lower
-        ledger.peak_device = max(ledger.peak_device, ledger.device)
-        ledger.peak_live = max(ledger.peak_live, ledger.live)
+        if ledger.device > ledger.peak_device:
+            ledger.peak_device = ledger.device
+        if ledger.live > ledger.peak_live:
+            ledger.peak_live = ledger.live
 
     def validate(self) -> None:
         """Check every invariant.

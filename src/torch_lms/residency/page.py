@@ -40,14 +40,20 @@ class Page:
     tier: Tier | None = None
     pins: int = 0
     last_use: int = 0
-    _story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH), repr=False)
+    _story: deque[str] | None = field(default=None, repr=False)
 
     def remember(self, what: str) -> None:
         """Add a line to the story that an error about this page tells."""
+        if self._story is None:  # most pages are born and die, and nothing else
+            self._story = deque(maxlen=_STORY_LENGTH)
         self._story.append(what)
 
     @property
     def story(self) -> str:
         """What happened to it lately."""
-        past = ", ".join(self._story) or "nothing yet"
+        return self.tell()
+
+    def tell(self) -> str:
+        """The same, as a function: an error that is not raised needs no story."""
+        past = ", ".join(self._story or ()) or "nothing yet"
         return f"page {self.id} of {self.nbytes} bytes (pins {self.pins}; so far: {past})"

@@ -3,6 +3,7 @@
 An illegal transition raises and changes nothing. The diagram in ``docs/design.md`` is made from this table.
 """
 
+from collections.abc import Callable
 from enum import Enum
 
 from torch_lms.errors import InvalidTransition
@@ -10,6 +11,8 @@ from torch_lms.errors import InvalidTransition
 
 class State(Enum):
     """Which copies of a page's bytes exist, and what they cost."""
+
+    __hash__ = object.__hash__  # by identity, in C: states are looked up at every birth and death
 
     RESIDENT = "resident"
     """One copy, on the device. Costs device bytes."""
@@ -48,6 +51,8 @@ _IN_LOWER_TIER = frozenset({State.CLEAN, State.EVICTING, State.EVICTED, State.FE
 class Trigger(Enum):
     """What can happen to a page."""
 
+    __hash__ = object.__hash__
+
     START_EVICT = "start evict"
     FINISH_EVICT = "finish evict"
     FAIL_EVICT = "fail evict"
@@ -79,14 +84,14 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
 }
 
 
-def after(state: State, trigger: Trigger, story: str) -> State:
-    """The state that follows; ``story`` names the page and what it went through, for the error."""
+def after(state: State, trigger: Trigger, story: Callable[[], str]) -> State:
+    """The state that follows; ``story`` tells of the page and what it went through, for the error."""
     try:
         return TRANSITIONS[state, trigger]
     except KeyError:
         legal = ", ".join(t.value for s, t in TRANSITIONS if s is state) or "nothing"
         raise InvalidTransition(
-            f"{story}: '{trigger.value}' is not possible while '{state.value}' (possible: {legal})"
+            f"{story()}: '{trigger.value}' is not possible while '{state.value}' (possible: {legal})"
         ) from None
 
 
