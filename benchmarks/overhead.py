@@ -185,7 +185,7 @@ def resnet18(classes: int = 15) -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
 
 
-def encoder(layers: int = 3, width: int = 512) -> nn.Module:
+def encoder(layers: int = 2, width: int = 512) -> nn.Module:
     """A transformer encoder with pre-norm layers."""
     layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
@@ -228,9 +228,9 @@ class StepCase:
 
 
 STEPS = [
-    StepCase("ResNet-18, 8 x 224^2", resnet18, (8, 3, 224, 224)),
-    StepCase("transformer encoder, 3 layers of 512, 8 x 256 tokens", encoder, (8, 256, 512)),
-    StepCase("3D U-Net, width 16, 64^3", UNet3d, (1, 1, 64, 64, 64)),
+    StepCase("ResNet-18, 16 x 224^2", resnet18, (16, 3, 224, 224)),
+    StepCase("transformer encoder, 2 layers of 512, 16 x 384 tokens", encoder, (16, 384, 512)),
+    StepCase("3D U-Net, width 16, 80^3", UNet3d, (1, 1, 80, 80, 80)),
 ]
 QUICK_STEPS = [
     StepCase("ResNet-18, 2 x 64^2", resnet18, (2, 3, 64, 64)),
@@ -348,7 +348,7 @@ def slug(machine: Machine) -> str:
 
 
 @click.command()
-@click.option("--seconds", default=50.0, show_default=True, help="For each of the three models.")
+@click.option("--seconds", default=45.0, show_default=True, help="For each of the three models.")
 @click.option("--threads", type=int, help="Of torch (default: all cores that this process may use).")
 @click.option("--quick", is_flag=True, help="Tiny models, few rounds; the figures mean nothing.")
 @click.option(

@@ -15,10 +15,10 @@ from torch_lms.capture.registry import Entry
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes
 from torch_lms.capture.tensors import (
-    all_small,
     is_plain,
     is_wrapper,
     no_torch_function,
+    plain_pages,
     storage_of,
     tensors_among,
     tensors_within,
@@ -36,6 +36,17 @@ class Sink(ABC):
 
     min_size: int
     """Bytes from which on a storage may be a page."""
+
+    calm: bool
+    """Whether every page is on the device and none is about to leave: operations need only ``fly`` and ``land``."""
+
+    @abstractmethod
+    def fly(self, entries: list[Entry]) -> bool:
+        """An operation on ``entries`` begins in calm; False if calm has ended meanwhile: then it must ``begin``."""
+
+    @abstractmethod
+    def land(self, entries: list[Entry], wrote: bool) -> None:
+        """It ended, or failed, and perhaps ``wrote`` to them."""
 
     @abstractmethod
     def find(self, storage: torch.UntypedStorage) -> Entry | None:
@@ -118,13 +129,19 @@ class LmsMode(TorchDispatchMode):
         if not self._sink.active or getattr(self._left_out, "now", False):
             return func(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
-        if not types and all_small(values, self._find, self._sink.min_size):
-            try:
-                return self._noticed(func(*args, **kwargs))
-            except (RuntimeError, MemoryError) as error:
-                info = describe(func)
-                if not self._sink.is_out_of_memory(error) or info.writes or info.seeded:
-                    raise
+        if not types:
+            pages: list[Entry] = []
+            info = describe(func)
+            seen = 0 if info.opaque else plain_pages(values, self._find, self._sink.min_size, pages)
+            if seen > 0 and (not pages or (self._sink.calm and self._sink.fly(pages))):
+                try:
+                    return self._noticed(func(*args, **kwargs))
+                except (RuntimeError, MemoryError) as error:
+                    if not self._sink.is_out_of_memory(error) or info.writes or info.seeded:
+                        raise
+                finally:
+                    if pages:
+                        self._sink.land(pages, wrote=bool(info.writes))
         tensors = tensors_among(values)
         if types and any(map(is_wrapper, tensors)):
             return NotImplemented  # it takes itself apart, and its parts come back here

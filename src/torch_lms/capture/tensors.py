@@ -1,7 +1,7 @@
 """The tensors among an operation's arguments, and their storages."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import Parameter
@@ -13,6 +13,7 @@ untyped_storage = torch._C.TensorBase.untyped_storage
 no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
+_Page = TypeVar("_Page")
 _SCALARS = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _PYTHON_KEY = torch._C.DispatchKey.Python
 
@@ -33,32 +34,41 @@ def tensors_among(values: Any) -> list[Any]:
     return found
 
 
-def all_small(values: Any, find: Callable[[torch.UntypedStorage], Any], min_size: int) -> bool:
-    """Whether there are tensors among ``values``, and all are plain, small and no pages: most operations, most often.
+def plain_pages(
+    values: Any, find: Callable[[torch.UntypedStorage], _Page | None], min_size: int, pages: list[_Page]
+) -> int:
+    """How many tensors are among ``values``; -1 if one of them needs a closer look. Pages among them go to ``pages``.
+
+    The first look at most operations, most often the only one: it must be quick.
 
     Args:
-        values: arguments of an operation.
+        values: arguments of an operation, or its result.
         find: the page of a storage, or None.
-        min_size: bytes from which on a storage is not small.
+        min_size: bytes from which on a storage that is no page yet needs a closer look.
+        pages: is added to.
     """
-    some = False
+    seen = 0
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
             if value.layout is not torch.strided:
-                return False
+                return -1
             storage = untyped_storage(value)
-            if storage_nbytes(storage) >= min_size or find(storage) is not None:
-                return False
-            some = True
+            page = find(storage)
+            if page is not None:
+                pages.append(page)
+            elif storage_nbytes(storage) >= min_size:
+                return -1
+            seen += 1
         elif kind is list or kind is tuple:
             if value and type(value[0]) not in _SCALARS:
-                if not all_small(value, find, min_size):
-                    return False
-                some = True
+                inside = plain_pages(value, find, min_size, pages)
+                if inside < 0:
+                    return -1
+                seen += inside
         elif kind not in _SCALARS:
-            return False
-    return some
+            return -1
+    return seen
 
 
 def tensors_within(values: Any) -> list[Any]:

@@ -50,4 +50,5 @@ def _coarse(volume: Volume, factor: int) -> Volume:
     """The mean of each cube of ``factor`` voxels a side; beyond the edge there is nothing (0)."""
     padded = np.pad(volume, [(0, -side % factor) for side in volume.shape])
     cubes = [part for side in padded.shape for part in (side // factor, factor)]
-    return padded.reshape(cubes).mean((1, 3, 5), dtype=np.float32)
+    means: Volume = padded.reshape(cubes).mean((1, 3, 5), dtype=np.float32)
+    return means

@@ -24,7 +24,7 @@ from torch_lms.units import format_bytes
 BUDGET_SHARE = 0.5
 """What stock and lms may take, of the memory that the reference took for its training."""
 _LEARNING_RATE = 0.003
-_WARM_UP_MM, _WARM_UP_STEPS, _WARM_UP_RATE = 4, 24, 0.05
+_WARM_UP_MM, _WARM_UP_STEPS, _WARM_UP_RATE = 4, 24, 0.03
 
 _Stage: TypeAlias = Callable[[], object]
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -53,6 +54,10 @@ class Session(Sink, RawAccess):
         self.options = options
         self.active = True
         self.min_size = options.min_size
+        self.calm = False
+        self._is_cpu = options.kind == "cpu"
+        self._flights: dict[int, list[Entry]] = {}
+        self._caught: dict[int, list[tuple[Unit, tuple[PageId, ...]]]] = {}
         self.mode = LmsMode(self)
         self.lock = threading.RLock()
         self._new_executor = new_executor
@@ -64,6 +69,7 @@ class Session(Sink, RawAccess):
         self._compiled = CompiledRegions(self._held_for_region)
         self._patches.install()
         self._compiled.install()
+        self._calm_down()
 
     # -- told by capture ---------------------------------------------------------------------------------------------
 
@@ -145,6 +151,7 @@ class Session(Sink, RawAccess):
         return any(unit.executor.is_out_of_memory(error) for unit in self._units.values())
 
     def recover(self, entries: list[Entry], new_bytes: int) -> None:
+        self._end_calm()
         with self.lock:
             for unit, _ in self._by_unit(entries):
                 unit.learn_from_failure(new_bytes)
@@ -164,18 +171,71 @@ class Session(Sink, RawAccess):
             f"memory. PyTorch said: {error}"
         )
 
+    # -- while everything fits (N3) ----------------------------------------------------------------------------------
+
+    def fly(self, entries: list[Entry]) -> bool:
+        self._flights[get_ident()] = entries
+        if not self.calm:  # asked again, now that whoever ends it would see this flight
+            self.land(entries, wrote=False)
+            return False
+        if not self._is_cpu:
+            with self.lock:
+                for unit, its in self._by_unit(entries):
+                    unit.executor.use(its)
+        return True
+
+    def land(self, entries: list[Entry], wrote: bool) -> None:
+        thread = get_ident()
+        self._flights.pop(thread, None)
+        if wrote and any(
+            (storage := entry()) is not None and storage_nbytes(storage) != entry.nbytes for entry in entries
+        ):
+            with self.lock:
+                for entry in entries:
+                    self._notice_size(entry)
+        if not self.calm:
+            with self.lock:  # whoever ended it may be about to pin these
+                for unit, pages in self._caught.pop(thread, ()):
+                    unit.tell(Unpinned(pages))
+
+    def _calm_down(self) -> None:
+        """Calm begins again if every page is on the device, with room for as much again."""
+        with self.lock:
+            ledgers = [(unit.pager.book.ledger, unit.pager.limit) for unit in self._units.values()]
+            self.calm = all(
+                not ledger.host and not ledger.disk and ledger.device * 2 < limit for ledger, limit in ledgers
+            )
+
+    def _end_calm(self) -> None:
+        """Before any page leaves: pages of operations that run unpinned on other threads are pinned now."""
+        if not self.calm:
+            return
+        with self.lock:
+            self.calm = False
+            for thread, entries in list(self._flights.items()):
+                groups = [
+                    (unit, tuple({entry.page for entry in its if entry.page in unit.pager.book}))
+                    for unit, its in self._by_unit(entries)
+                ]
+                self._caught[thread] = groups
+                for unit, pages in groups:
+                    unit.tell(Pinned(pages))
+
     # -- told by the user --------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """A training step ended."""
         with self.lock:
             self._bury()
+            self._end_calm()
             for unit in self._units.values():
                 unit.tell(StepEnded())
                 unit.refresh_limit()
+            self._calm_down()
 
     def reclaim(self) -> None:
         """Evict whatever may leave."""
+        self._end_calm()
         with self.lock:
             self._bury()
             for unit in self._units.values():
@@ -183,6 +243,7 @@ class Session(Sink, RawAccess):
 
     def set_limit(self, nbytes: int) -> None:
         """From now on pages may occupy ``nbytes`` of each device; what exceeds it leaves at once."""
+        self._end_calm()
         with self.lock:
             self._bury()
             self.options = replace(self.options, limit=nbytes)
@@ -319,7 +380,7 @@ class Session(Sink, RawAccess):
                 unit.executor.close()
 
     def _let_go(self) -> None:
-        self.active = False
+        self.active = self.calm = False
         self._patches.uninstall()
         self._compiled.uninstall()
 
@@ -357,7 +418,7 @@ class Session(Sink, RawAccess):
 
     def after_fork_in_child(self) -> bool:
         """Let go of all that is the parent's. Whether pages stayed behind, which the child must be kept from."""
-        self.lock = threading.RLock()
+        self.lock, self.calm = threading.RLock(), False
         self._lost_to_fork = {
             page.id for unit in self._units.values() for page in unit.pager.book if not page.state.on_device
         }
@@ -392,7 +453,10 @@ class Session(Sink, RawAccess):
             if entry is None:
                 unit = self._unit_of(storage.device)
                 entry = self._registry.add(storage, unit)
+                self._bury()
                 unit.add(entry, _why_unpageable(storage, owned or isinstance(tensor, torch.nn.Parameter)))
+                if self.calm and unit.pager.book.ledger.device * 2 >= unit.pager.limit:
+                    self._end_calm()
             return entry
 
     def _bury(self) -> None:
@@ -416,6 +480,7 @@ class Session(Sink, RawAccess):
             self._remove(entry)
         else:
             entry.nbytes = nbytes
+            self._end_calm()
             entry.unit.resize(entry)
 
     def _unit_of(self, device: torch.device) -> Unit:
@@ -455,8 +520,9 @@ def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
 
 
 def _is_read_unseen(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    is_integer = not tensor.is_floating_point() and not tensor.is_complex()
-    return is_integer and tensor.device.type == "cpu" and storage_nbytes(storage) < _SMALL_INTEGERS
+    if storage_nbytes(storage) >= _SMALL_INTEGERS or tensor.device.type != "cpu":
+        return False
+    return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def _check(entry: Entry, storage: torch.UntypedStorage) -> None:
