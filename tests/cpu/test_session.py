@@ -200,6 +200,38 @@ def test_threads_started_during_a_session_take_part() -> None:
         lms.validate()
 
 
+@torch.library.custom_op("torch_lms_tests::wait_for", mutates_args=())
+def _wait_for(x: torch.Tensor, name: str) -> torch.Tensor:
+    began, go = _events[name]
+    began.set()
+    assert go.wait(60)
+    return x * 2
+
+
+_events: dict[str, tuple[threading.Event, threading.Event]] = {}
+
+
+def test_an_operation_that_runs_while_calm_ends_keeps_its_pages() -> None:
+    """It began without pinning anything, because everything fitted; then another thread evicts."""
+    _events["calm"] = began, go = threading.Event(), threading.Event()
+    results: list[torch.Tensor] = []
+    with torch_lms.session(limit="1GB", min_size=1) as lms:
+        used, idle = torch.ones(10_000), torch.ones(10_000)
+        thread = threading.Thread(target=lambda: results.append(_wait_for(used, "calm")))
+        thread.start()
+        assert began.wait(60)
+        torch_lms.reclaim()
+        assert _nbytes(used.untyped_storage()) == 40_000
+        assert _nbytes(idle.untyped_storage()) == 0
+        go.set()
+        thread.join()
+        torch_lms.reclaim()
+        assert _nbytes(used.untyped_storage()) == 0
+        assert results[0].sum() == 20_000
+        assert idle.sum() == 10_000
+        lms.validate()
+
+
 def test_an_older_thread_joins_by_attach() -> None:
     go, done, seen = threading.Event(), threading.Event(), []
 
