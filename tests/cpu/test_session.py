@@ -220,6 +220,8 @@ def test_an_operation_that_runs_while_calm_ends_keeps_its_pages() -> None:
         thread = threading.Thread(target=lambda: results.append(_wait_for(used, "calm")))
         thread.start()
         assert began.wait(60)
+        torch_lms.step()  # ends calm, and begins it again
+        torch_lms.step()
         torch_lms.reclaim()
         assert _nbytes(used.untyped_storage()) == 40_000
         assert _nbytes(idle.untyped_storage()) == 0

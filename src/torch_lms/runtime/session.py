@@ -32,7 +32,7 @@ from torch_lms.runtime.executor import CAN_SWAP, Executor
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.stats import Stats
-from torch_lms.runtime.unit import Unit
+from torch_lms.runtime.unit import REFRESH_EVERY_S, Unit
 from torch_lms.units import format_bytes
 
 _SMALL_INTEGERS = 64 << 10
@@ -193,8 +193,8 @@ class Session(Sink, RawAccess):
             with self.lock:
                 for entry in entries:
                     self._notice_size(entry)
-        if not self.calm:
-            with self.lock:  # whoever ended it may be about to pin these
+        if self._caught or not self.calm:
+            with self.lock:  # whoever ended it, though it may have begun again, may be about to pin these
                 for unit, pages in self._caught.pop(thread, ()):
                     unit.tell(Unpinned(pages))
 
@@ -217,7 +217,7 @@ class Session(Sink, RawAccess):
                     (unit, tuple({entry.page for entry in its if entry.page in unit.pager.book}))
                     for unit, its in self._by_unit(entries)
                 ]
-                self._caught[thread] = groups
+                self._caught.setdefault(thread, []).extend(groups)
                 for unit, pages in groups:
                     unit.tell(Pinned(pages))
 
@@ -230,7 +230,7 @@ class Session(Sink, RawAccess):
             self._end_calm()
             for unit in self._units.values():
                 unit.tell(StepEnded())
-                unit.refresh_limit()
+                unit.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
             self._calm_down()
 
     def reclaim(self) -> None:

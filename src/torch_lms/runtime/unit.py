@@ -14,7 +14,9 @@ from torch_lms.residency import PageId
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.limits import auto_limit
 
-_REFRESH_EVERY_S = 0.05
+REFRESH_EVERY_S = 0.05
+"""Asking the kernel what is free takes a millisecond."""
+
 _SHARE_AFTER_FAILURE = 0.95
 
 
@@ -70,7 +72,7 @@ class Unit:
     def begin(self, pages: tuple[PageId, ...], new_bytes: int) -> None:
         """An operation on ``pages`` begins, and will create ``new_bytes``."""
         if self._is_auto and self.pager.room < new_bytes:
-            self.refresh_limit(at_most_every_s=_REFRESH_EVERY_S)
+            self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         self.tell(OpBegins(pages, new_bytes))
 
     def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
