@@ -11,12 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
+from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes
 from torch_lms.capture.tensors import (
+    has_wrapper,
     is_plain,
-    is_wrapper,
     no_torch_function,
     plain_pages,
     storage_of,
@@ -71,6 +72,10 @@ class Sink(ABC):
     @abstractmethod
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         """It ended, or failed."""
+
+    @abstractmethod
+    def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
+        """``entries`` are used until ``is_over()``, though their operation has returned."""
 
     @abstractmethod
     def access(self, entries: list[Entry], written: bool = False) -> None:
@@ -142,9 +147,9 @@ class LmsMode(TorchDispatchMode):
                 finally:
                     if pages:
                         self._sink.land(pages, wrote=bool(info.writes))
-        tensors = tensors_among(values)
-        if types and any(map(is_wrapper, tensors)):
+        if types and has_wrapper(values):
             return NotImplemented  # it takes itself apart, and its parts come back here
+        tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
@@ -165,7 +170,7 @@ class LmsMode(TorchDispatchMode):
         if not self._sink.tight(entries):
             return self._execute(_Op(func, info, args, kwargs, tensors, entries))
         op = _Op(func, info, args, kwargs, tensors, entries)
-        op.new_bytes = self._sizes.new_bytes(func, info, args, kwargs)
+        op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
         if info.list_args and sum(entry.nbytes for entry in entries) + op.new_bytes > most:
@@ -192,6 +197,8 @@ class LmsMode(TorchDispatchMode):
         written = op.entries
         try:
             result = self._noticed(self._call(op))
+            if info.collective:
+                sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), finish_of(result))
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
         finally:

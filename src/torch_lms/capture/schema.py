@@ -35,6 +35,12 @@ _UNDECLARED_VIEWS = frozenset(
 """Operators whose result shares the argument's storage although their schema does not say so."""
 
 
+_TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
+"""Namespaces whose schemas are known to tell what is written, but for the lists above."""
+
+_COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
+
+
 @dataclass(frozen=True, slots=True)
 class OpInfo:
     """What must be known of an operator to run it on pages.
@@ -45,7 +51,9 @@ class OpInfo:
         writes: (position, name) of the arguments it writes.
         seeded: it draws random numbers.
         composite: it is made of other operators, which can be run one by one.
-        opaque: a higher-order operator: all its tensors are held while it runs, and taken for written.
+        opaque: a higher-order operator, or one from a library that we do not know: all its tensors are held while it
+            runs, and taken for written.
+        collective: it communicates, and may go on after it has returned.
         list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
     """
 
@@ -55,6 +63,7 @@ class OpInfo:
     seeded: bool
     composite: bool
     opaque: bool
+    collective: bool
     list_args: tuple[int, ...]
 
     def written_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -70,8 +79,12 @@ def describe(func: Any) -> OpInfo:
     """The ``OpInfo`` of an ``OpOverload`` or a higher-order operator."""
     info = _infos.get(func)
     if info is None:
-        info = _infos[func] = _describe(func) if isinstance(func, torch._ops.OpOverload) else _opaque(func)
+        info = _infos[func] = _describe(func) if _is_known(func) else _opaque(func)
     return info
+
+
+def _is_known(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and func.namespace in _TRUSTED
 
 
 def _describe(func: torch._ops.OpOverload) -> OpInfo:
@@ -91,6 +104,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
         opaque=False,
+        collective=False,
         list_args=_list_args(schema),
     )
 
@@ -106,4 +120,13 @@ def _list_args(schema: Any) -> tuple[int, ...]:
 
 
 def _opaque(func: Any) -> OpInfo:
-    return OpInfo(str(func), view=False, writes=(), seeded=True, composite=False, opaque=True, list_args=())
+    return OpInfo(
+        str(func),
+        view=False,
+        writes=(),
+        seeded=True,
+        composite=False,
+        opaque=True,
+        collective=getattr(func, "namespace", "") in _COLLECTIVES,
+        list_args=(),
+    )

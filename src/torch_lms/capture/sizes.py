@@ -42,13 +42,13 @@ def _signature(values: Any) -> Any:
 
 
 def _signature_of(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):
         return _signature(value)
     if isinstance(value, _HARMLESS):
         return value
-    raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive
+    raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive; a sparse tensor
 
 
 def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

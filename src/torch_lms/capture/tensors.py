@@ -19,11 +19,16 @@ _PYTHON_KEY = torch._C.DispatchKey.Python
 
 
 def tensors_among(values: Any) -> list[Any]:
-    """Tensors and storages among ``values`` and in lists there; for a sparse tensor the dense ones it is made of."""
+    """Tensors and storages among ``values`` and in lists there.
+
+    In place of a sparse tensor, or of a subclass that wraps others, its parts: it has no bytes of its own.
+    """
     found: list[Any] = []
     for value in values:
         if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-            if value.layout is torch.strided:
+            if type(value) not in _PLAIN and is_wrapper(value):
+                found.extend(tensors_among(_wrapped(value)))
+            elif value.layout is torch.strided:
                 found.append(value)
             else:
                 found.extend(_parts(value))
@@ -92,9 +97,20 @@ def is_wrapper(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and torch._C._dispatch_keys(tensor).has(_PYTHON_KEY)
 
 
+def has_wrapper(values: Any) -> bool:
+    """Whether there is one among ``values`` or in lists there."""
+    return any(has_wrapper(value) if isinstance(value, list | tuple) else is_wrapper(value) for value in values)
+
+
 def is_plain(tensor: Any) -> bool:
     """Whether asking ``tensor`` for its properties runs nobody else's code."""
     return type(tensor) in _PLAIN or type(tensor) is torch.UntypedStorage
+
+
+def _wrapped(tensor: Any) -> list[Any]:
+    """What a wrapper is made of, as far as it tells."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [getattr(tensor, name) for name in flatten()[0]] if flatten is not None else []
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:

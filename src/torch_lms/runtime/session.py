@@ -58,6 +58,7 @@ class Session(Sink, RawAccess):
         self._is_cpu = options.kind == "cpu"
         self._flights: dict[int, list[Entry]] = {}
         self._caught: dict[int, list[tuple[Unit, tuple[PageId, ...]]]] = {}
+        self._held_until: list[tuple[Callable[[], bool], Unit, tuple[PageId, ...]]] = []
         self.mode = LmsMode(self)
         self.lock = threading.RLock()
         self._new_executor = new_executor
@@ -122,6 +123,15 @@ class Session(Sink, RawAccess):
                     if its or unit.pager.room < 0:
                         pages = tuple(entry.page for entry in its)
                         unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
+
+    def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
+        if self._is_left_alone(entries):
+            return
+        with self.lock:
+            for unit, its in self._by_unit(entries):
+                pages = tuple(entry.page for entry in its)
+                unit.tell(Pinned(pages))
+                self._held_until.append((is_over, unit, pages))
 
     def access(self, entries: list[Entry], written: bool = False) -> None:
         if self._is_left_alone(entries):
@@ -263,7 +273,7 @@ class Session(Sink, RawAccess):
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""
-        for tensor in tensors if CAN_SWAP else ():
+        for tensor in tensors_among(tensors) if CAN_SWAP else ():
             storage = storage_of(tensor)
             entry = self.entry_of(storage, tensor)
             if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
@@ -460,9 +470,14 @@ class Session(Sink, RawAccess):
             return entry
 
     def _bury(self) -> None:
-        """Forget the pages whose storages died."""
+        """Forget the pages whose storages died, and let go of those whose collectives have ended."""
         for entry in self._registry.dead():
             self._remove(entry)
+        if self._held_until:
+            ended = [held for held in self._held_until if held[0]()]
+            self._held_until = [held for held in self._held_until if held not in ended]
+            for _, unit, pages in ended:
+                unit.tell(Unpinned(pages))
 
     def _remove(self, entry: Entry) -> None:
         if entry.page in entry.unit.pager.book:

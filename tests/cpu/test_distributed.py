@@ -1,0 +1,19 @@
+"""Distributed training, with LMS on in each process. Each script is a command of its own: see its head."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("script", ["ddp", "fsdp2", "pending"])
+def test_two_processes(script: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = subprocess.run(
+        [*command, "-m", f"tests.distributed.{script}"], cwd=ROOT, capture_output=True, text=True, timeout=250
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count(", rank ") == 2

@@ -1,0 +1,172 @@
+"""The command: cases are dealt out to worker processes, so that one that crashes or hangs costs one case."""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tests.sweep.cases import Case, all_cases
+from tests.sweep.exceptions import CHANGED_BY_ANY_MODE, UNREPEATABLE
+from tests.sweep.variants import Verdict, judge
+
+_SECONDS_PER_CASE = 300
+_EXPECTED = {"mode": CHANGED_BY_ANY_MODE, "unrepeatable": UNREPEATABLE}
+
+
+def failures(case: Case, verdict: Verdict) -> list[str]:
+    """Why ``case`` fails, if it does."""
+    found = [f"undeclared: {name}" for name in verdict.undeclared]
+    if verdict.state in ("differs", "crashed"):
+        found.append(f"{verdict.state}: {verdict.detail}")
+    elif verdict.state in _EXPECTED and case.name not in _EXPECTED[verdict.state]:
+        found.append(f"{verdict.state}, and not listed: {verdict.detail}")
+    return found
+
+
+class Worker:
+    """A process that judges one case after the other, and is started anew when it dies."""
+
+    def __init__(self) -> None:
+        self._process = self._start()
+
+    def judge(self, number: int) -> Verdict:
+        """The verdict on the case with this number."""
+        timer = threading.Timer(_SECONDS_PER_CASE, self._process.kill)
+        timer.start()
+        try:
+            print(number, file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if line:
+            return Verdict(**json.loads(line))
+        code = self._process.wait()
+        self._process = self._start()
+        return Verdict(state="crashed", detail=f"the process ended with {code}")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.stdin.close()
+        self._process.wait()
+
+    @staticmethod
+    def _start() -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "tests.sweep", "--worker"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def work() -> None:
+    """Judge the cases whose numbers come on standard input."""
+    torch.set_num_threads(1)
+    cases = all_cases()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what operators print
+    for line in sys.stdin:
+        print(json.dumps(asdict(judge(cases[int(line)]))), file=answers, flush=True)
+
+
+def verdicts(cases: list[Case], numbers: list[int], workers: int) -> Iterator[tuple[Case, Verdict]]:
+    """As they come."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    judged: queue.SimpleQueue[tuple[Case, Verdict]] = queue.SimpleQueue()
+    for number in numbers:
+        waiting.put(number)
+
+    def drain() -> None:
+        worker = Worker()
+        while True:
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                break
+            judged.put((cases[number], worker.judge(number)))
+        worker.close()
+
+    threads = [threading.Thread(target=drain, daemon=True) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for _ in numbers:
+        yield judged.get()
+
+
+def table(results: list[tuple[Case, Verdict]]) -> Table:
+    """A row for each kind, and their sum."""
+    columns = (
+        "cases",
+        "attempts",
+        "raised",
+        "pages evicted",
+        "equal",
+        "as any mode",
+        "unrepeatable",
+        "excluded",
+        "failed",
+    )
+    shown = Table("kind", *columns, title="LMS at limit=0, min_size=1 against stock PyTorch, bit by bit")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    kinds = list(dict.fromkeys(case.kind for case, _ in results))
+    for kind in [*kinds, "all"]:
+        its = [(case, verdict) for case, verdict in results if kind in (case.kind, "all")]
+        states = Counter(verdict.state for case, verdict in its if not failures(case, verdict))
+        figures = (
+            len(its),
+            sum(verdict.attempts for _, verdict in its),
+            sum(verdict.raised for _, verdict in its),
+            sum(verdict.evictions for _, verdict in its),
+            *(states[state] for state in ("equal", "mode", "unrepeatable", "excluded")),
+            sum(bool(failures(case, verdict)) for case, verdict in its),
+        )
+        shown.add_row(kind, *(f"{figure:,}" for figure in figures))
+    return shown
+
+
+@click.command()
+@click.option("--match", default="", help="Only cases whose name contains this.")
+@click.option("--every", default=1, help="Only every n-th case.")
+@click.option("--workers", default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Every verdict, as JSON lines.")
+@click.option("--worker", is_flag=True, hidden=True)
+def main(match: str, every: int, workers: int, output: Path | None, worker: bool) -> None:
+    """Compare every operator, module and optimizer of PyTorch's own test lists with and without LMS."""
+    if worker:
+        work()
+        return
+    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+    cases = all_cases()
+    chosen = [number for number, case in enumerate(cases) if match in str(case)][::every]
+    results = []
+    with console.status("") as status:
+        for case, verdict in verdicts(cases, chosen, workers):
+            results.append((case, verdict))
+            status.update(f"{len(results)} of {len(chosen)}: {case}")
+            for failure in failures(case, verdict):
+                console.print(f"{case}: {failure[:600]}", markup=False)
+    console.print(table(results))
+    reasons = {
+        f"{case.name}: {reason}"
+        for case, verdict in results
+        for state, known in (*_EXPECTED.items(), ("excluded", {case.name: verdict.detail}))
+        if verdict.state == state and (reason := known.get(case.name))
+    }
+    for reason in sorted(reasons):
+        console.print(f"  {reason}", markup=False)
+    if output is not None:
+        lines = (json.dumps({"case": str(case), **asdict(verdict)}) for case, verdict in results)
+        output.write_text("".join(f"{line}\n" for line in lines))
+    sys.exit(any(failures(case, verdict) for case, verdict in results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The three ways to run a case, and what is compared."""
+
+import hashlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+import torch_lms
+from tests.sweep.cases import Case
+from tests.sweep.exceptions import UNINITIALIZED
+from tests.watcher import Watcher
+from torch_lms.capture.tensors import tensors_among
+
+Outcomes = list[list[str]]
+"""For each attempt, a fingerprint of each leaf of its result, or the type of the error that it raised."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What became of a case.
+
+    Attributes:
+        attempts: how many were compared.
+        raised: how many of them raised an error, the same in each way.
+        evictions: pages that left the device meanwhile.
+        state: "equal", "excluded", "unrepeatable", "mode" (equals an empty mode only), "differs" or "crashed".
+        detail: what differed first.
+        undeclared: operators that wrote or shared an argument without their schema or our lists saying so.
+    """
+
+    attempts: int = 0
+    raised: int = 0
+    evictions: int = 0
+    state: str = "equal"
+    detail: str = ""
+    undeclared: list[str] = field(default_factory=list)
+
+
+def judge(case: Case) -> Verdict:
+    """Run ``case`` all three ways and compare."""
+    if case.name in UNINITIALIZED:
+        return Verdict(state="excluded", detail=UNINITIALIZED[case.name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = fingerprints(_run(case))
+        with Watcher() as watcher:
+            looked_at = _run(case)
+        looked_at_prints = fingerprints(looked_at)
+        with torch_lms.session(limit=0, min_size=1) as lms:
+            results = _run(case, prepare=lms.reclaim)
+            lms.validate()
+            evictions = lms.stats().evictions
+        paged = fingerprints(results)
+        raised = sum(any(print.startswith("raised ") for print in prints) for prints in plain)
+        verdict = Verdict(
+            len(plain), raised, evictions, undeclared=sorted({*watcher.undeclared_writes, *watcher.undeclared_sharing})
+        )
+        if paged == plain:
+            return verdict
+        verdict.detail = _first_difference(plain, paged)
+        if fingerprints(_run(case)) != plain:
+            verdict.state = "unrepeatable"
+        else:
+            verdict.state = "mode" if paged == looked_at_prints else "differs"
+        return verdict
+
+
+def _run(case: Case, prepare: Callable[[], None] = lambda: None) -> list[list[Any]]:
+    """The leaves of each attempt's result."""
+    results = []
+    for attempt in case.attempts():
+        prepare()
+        try:
+            results.append([_detached(leaf) for leaf in tree_leaves(attempt())])
+        except Exception as error:
+            results.append([f"raised {type(error).__name__}"])
+    return results
+
+
+def _detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def fingerprints(results: list[list[Any]]) -> Outcomes:
+    """Of every leaf of every result."""
+    return [[_fingerprint(leaf) for leaf in leaves] for leaves in results]
+
+
+def _fingerprint(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return repr(leaf)
+    head = f"{leaf.dtype} {tuple(leaf.shape) if not leaf.is_nested else ''} {leaf.layout}"
+    if leaf.is_nested:
+        return " ".join([head, *map(_fingerprint, leaf.unbind())])
+    if leaf.is_quantized:
+        return f"{head} {leaf.qscheme()} {_fingerprint(leaf.int_repr())}"
+    if leaf.layout is not torch.strided:
+        return " ".join([head, *map(_fingerprint, tensors_among([leaf]))])
+    if leaf.device.type != "cpu":
+        return head
+    dense = leaf.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    raw = dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{head} {leaf.stride()} {hashlib.sha1(raw).hexdigest()}"
+
+
+def _first_difference(plain: Outcomes, paged: Outcomes) -> str:
+    if len(plain) != len(paged):
+        return f"{len(plain)} attempts, {len(paged)} paged"
+    number = next(n for n, (a, b) in enumerate(zip(plain, paged, strict=True)) if a != b)
+    return f"attempt {number}: {plain[number]} became {paged[number]}"
