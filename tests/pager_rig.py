@@ -4,9 +4,8 @@ The rig performs actions as naively as possible and checks each against that tab
 fetches a stale one, or evicts a page twice is caught at the action, not by the numbers it would have spoiled.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
@@ -24,6 +23,7 @@ from torch_lms.pager import (
     Resized,
     StartEvict,
     StartFetch,
+    drive,
 )
 from torch_lms.policy import Policy, Reactive
 from torch_lms.residency import PageId, State, Tier
@@ -84,31 +84,11 @@ class Rig:
     interrupt_after: Callable[[Action], bool] = lambda action: False
     done: Done = field(default_factory=Done)
 
-    # -- the driver, as in runtime/unit.py ---------------------------------------------------------------------------
-
     def tell(self, event: Event) -> Done:
         """Drive the pager's answer to ``event`` to its end; the actions it took."""
         self.done = Done()
-        actions = self.pager.handle(event)
-        if isinstance(actions, tuple):
-            for action in actions:
-                self._outcome(action)
-        else:
-            self._drive(cast(Generator[Action, Exception | None, None], actions))
+        drive(self.pager.handle(event), self._outcome)
         return self.done
-
-    def _drive(self, actions: Generator[Action, Exception | None, None]) -> None:
-        try:
-            action = next(actions)
-            while True:
-                try:
-                    outcome = self._outcome(action)
-                except BaseException as error:
-                    action = actions.throw(error)
-                else:
-                    action = actions.send(outcome)
-        except StopIteration:
-            pass
 
     def _outcome(self, action: Action) -> Exception | None:
         self.done.append(action)

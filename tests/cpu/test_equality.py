@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from bits import same_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from workloads import WORKLOADS, Workload
@@ -43,18 +44,6 @@ class Census(TorchDispatchMode):
         resident = sum(_storage_nbytes(storage) for storage in alive.values() if storage is not None)
         self.peak_bytes = max(self.peak_bytes, resident)
         return result
-
-
-def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    """Whether all tensors are equal, NaNs and signs of zero included."""
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride() and _bits(x) == _bits(y)
-        for x, y in zip(a, b, strict=True)
-    )
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
 @pytest.fixture(params=WORKLOADS, scope="module")

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ import torch
 from torch import nn
 
 import torch_lms
+from torch_lms.capture.raw import RawAccess, RawPatches
+from torch_lms.errors import UnsupportedError
 from torch_lms.runtime import api
 
 
@@ -242,3 +245,42 @@ def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
     result = torch.sparse.mm(sparse, torch.ones(2048, 1))
     torch_lms.reclaim()
     assert torch.equal(result.view(-1), numbers(2048))
+
+
+def test_cuda_graphs_are_refused() -> None:
+    class Nobody(RawAccess):
+        find = access = export = resized = Mock()
+
+    patches = RawPatches(Nobody(), "cuda")
+    patches.install()
+    try:
+        with pytest.raises(UnsupportedError, match="graphs cannot be captured"):
+            torch.cuda.CUDAGraph.capture_begin(Mock())
+    finally:
+        patches.uninstall()
+
+
+def test_empty_tensors_that_pytorch_fills_unseen() -> None:
+    """``ctc_loss`` makes a tensor empty, and fills it from a list in C++."""
+    scores, targets = torch.randn(50, 3, 15).log_softmax(2), torch.randint(1, 15, (3, 20))
+    expected = nn.functional.ctc_loss(scores, targets, (50, 50, 50), (20, 15, 10))
+    with torch_lms.session(limit=0, min_size=1):
+        assert torch.equal(nn.functional.ctc_loss(scores, targets, (50, 50, 50), (20, 15, 10)), expected)
+
+
+def test_operators_of_unknown_libraries_are_taken_to_write(lms: api.Lms) -> None:
+    """Their schemas may not tell: a page that such an operator had is not taken for clean."""
+    with torch.library._scoped_library("torch_lms_test", "FRAGMENT") as library:
+        library.define("bump(Tensor x) -> Tensor")
+        library.impl("bump", lambda x: x.add_(1).sum(), "CompositeExplicitAutograd")
+        tensor = evicted()
+        torch.ops.torch_lms_test.bump(tensor)
+        torch_lms.reclaim()
+        assert torch.equal(tensor, numbers() + 1)
+
+
+def test_lazy_parameters_are_met_once_they_exist(lms: api.Lms) -> None:
+    layer = nn.LazyLinear(64)
+    assert layer(torch.ones(16, 64)).shape == (16, 64)
+    torch_lms.reclaim()
+    assert torch._C.StorageBase.nbytes(layer.weight.untyped_storage()) == 0

@@ -232,6 +232,26 @@ def test_room_given_up_is_used_again(rig_of: RigOf) -> None:
     assert rig.tell(Reclaim()) == down(2, tier=HOST)
 
 
+def test_a_full_tier_gives_up_copies_of_pages_that_stay(rig_of: RigOf) -> None:
+    rig = evicted(rig_of(100, disk=60), 60)
+    with_pages(rig, 40, first=2)
+    rig.tell(OpBegins((1,), 0))
+    assert rig.tell(Accessed((1,), False)) == []
+    rig.create(3, 30)
+    assert rig.tell(Reclaim()) == [Discard(1, DISK), *down(2)]
+    assert rig.state(1) is State.RESIDENT
+    rig.tell(OpEnds((1,), ()))
+
+
+def test_a_copy_that_would_not_make_room_enough_is_kept(rig_of: RigOf) -> None:
+    rig = evicted(rig_of(100, disk=60), 30)
+    with_pages(rig, 70, first=2)
+    rig.tell(OpBegins((1,), 0))
+    assert rig.tell(Reclaim()) == []
+    assert rig.state(1) is State.CLEAN
+    rig.tell(OpEnds((1,), ()))
+
+
 def test_with_all_tiers_full_the_operation_fails_and_nothing_is_lost(rig_of: RigOf) -> None:
     rig = with_pages(rig_of(100, host=30, disk=30), 40, 40)
     with pytest.raises(StoreFullError) as error:

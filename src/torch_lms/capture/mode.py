@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
 from torch_lms.capture.collectives import finish_of
-from torch_lms.capture.registry import Entry
+from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes
 from torch_lms.capture.tensors import (
@@ -25,6 +25,9 @@ from torch_lms.capture.tensors import (
     tensors_within,
     untyped_storage,
 )
+
+_FILLED_UNSEEN = 64 << 10
+"""PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
 
 _OUT_OF_BOUNDS = "out of bounds for storage"
 
@@ -140,7 +143,7 @@ class LmsMode(TorchDispatchMode):
             seen = 0 if info.opaque else plain_pages(values, self._find, self._sink.min_size, pages)
             if seen > 0 and (not pages or (self._sink.calm and self._sink.fly(pages))):
                 try:
-                    return self._noticed(func(*args, **kwargs))
+                    return self._noticed(func(*args, **kwargs), info)
                 except (RuntimeError, MemoryError) as error:
                     if not self._sink.is_out_of_memory(error) or info.writes or info.seeded:
                         raise
@@ -196,7 +199,7 @@ class LmsMode(TorchDispatchMode):
             raise sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
         written = op.entries
         try:
-            result = self._noticed(self._call(op))
+            result = self._noticed(self._call(op), info)
             if info.collective:
                 sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), finish_of(result))
             if not info.opaque:
@@ -236,10 +239,12 @@ class LmsMode(TorchDispatchMode):
         self._sink.access(self._entries(tensors))
         return func(*args, **kwargs)
 
-    def _noticed(self, result: Any) -> Any:
+    def _noticed(self, result: Any, info: OpInfo) -> Any:
         """``result``, with the pages in it known."""
         if isinstance(result, torch.Tensor) and is_plain(result) and result.layout is torch.strided:
-            self._sink.entry_of(untyped_storage(result), result)
+            storage = untyped_storage(result)
+            if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:  # else from its first operation on
+                self._sink.entry_of(storage, result)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
                 self._entry(tensor)

@@ -12,6 +12,7 @@ import torch.utils.dlpack
 
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+from torch_lms.errors import UnsupportedError
 
 _READ = ("tolist", "__repr__"), ("_write_file",)
 _WRITTEN = ("apply_", "map_", "map2_"), ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")
@@ -50,10 +51,16 @@ class RawAccess(ABC):
 
 
 class RawPatches:
-    """The patches. They let everything through that is no page."""
+    """The patches. They let everything through that is no page.
 
-    def __init__(self, told: RawAccess) -> None:
+    Args:
+        told: hears of accesses.
+        kind: of devices whose storages are pages: "cuda" for one.
+    """
+
+    def __init__(self, told: RawAccess, kind: str) -> None:
         self._told = told
+        self._kind = kind
         self._undo: list[Callable[[], None]] = []
         self._saving = threading.local()
 
@@ -80,6 +87,8 @@ class RawPatches:
         for name in ("_save", "_legacy_save"):
             self._patch(torch.serialization, name, self._saves)
         self._patch(torch._C.PyTorchFileWriter, "write_record", read)
+        if self._kind == "cuda":
+            self._patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
@@ -178,3 +187,14 @@ class RawPatches:
             yield
         finally:
             self._saving.now = before
+
+
+def _refusing_graphs(original: Any) -> Any:
+    @wraps(original)
+    def patched(*_args: Any, **_kwargs: Any) -> None:
+        raise UnsupportedError(
+            "a CUDA graph replays fixed addresses, and LMS moves tensors to others: graphs cannot be captured while it "
+            'is on. Capture before torch_lms.enable(), or do without (torch.compile: not mode="reduce-overhead")'
+        )
+
+    return patched

@@ -35,6 +35,8 @@ _UNDECLARED_VIEWS = frozenset(
 """Operators whose result shares the argument's storage although their schema does not say so."""
 
 
+_EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
+
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
 """Namespaces whose schemas are known to tell what is written, but for the lists above."""
 
@@ -49,6 +51,7 @@ class OpInfo:
         name: as in "aten::add.Tensor".
         view: it only makes views: no byte is touched.
         writes: (position, name) of the arguments it writes.
+        empty: its result is memory as it came, and C++ may fill it without an operation that shows it.
         seeded: it draws random numbers.
         composite: it is made of other operators, which can be run one by one.
         opaque: a higher-order operator, or one from a library that we do not know: all its tensors are held while it
@@ -60,6 +63,7 @@ class OpInfo:
     name: str
     view: bool
     writes: tuple[tuple[int, str], ...]
+    empty: bool
     seeded: bool
     composite: bool
     opaque: bool
@@ -101,6 +105,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         view=not writes and (aliases or schema.name in _UNDECLARED_VIEWS),
         writes=writes,
+        empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
         opaque=False,
@@ -124,6 +129,7 @@ def _opaque(func: Any) -> OpInfo:
         str(func),
         view=False,
         writes=(),
+        empty=False,
         seeded=True,
         composite=False,
         opaque=True,

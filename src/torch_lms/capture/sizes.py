@@ -25,7 +25,7 @@ class Sizes:
         try:
             key = (func, _signature(args), _signature(tuple(kwargs.items())))
             known = self._known.get(key)
-        except TypeError:
+        except (TypeError, RuntimeError):  # not hashable, or it does not tell its shape, as lazy parameters
             return _infer(func, args, kwargs)
         if known is None:
             if len(self._known) >= _MOST_SIGNATURES:

@@ -2,6 +2,7 @@
 
 from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.pager.counters import Counters
+from torch_lms.pager.driver import drive
 from torch_lms.pager.events import (
     Accessed,
     Created,
@@ -44,4 +45,5 @@ __all__ = [
     "StartFetch",
     "StepEnded",
     "Unpinned",
+    "drive",
 ]

@@ -67,7 +67,7 @@ class Pager:
         }
 
     def handle(self, event: Event) -> Iterable[Action]:
-        """The actions that ``event`` calls for: a tuple, or a generator to be driven to its end (see ``Actions``).
+        """The actions that ``event`` calls for: a tuple if none moves a page, else a generator (see ``drive``).
 
         Raises, while it is driven:
             StoreFullError: room is needed and no lower tier can take a page.
@@ -100,17 +100,11 @@ class Pager:
 
     def _op_begins(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
         self.tick += 1
-        missing = self._pin(pages)
-        if not missing and self.book.ledger.device + new_bytes <= self.limit:
-            self.counters.room_from_free += 1
-            return ()
-        return self._undone_by(self._unpin, pages, self._make_ready(missing, new_bytes))
+        return self._hold(pages, new_bytes)
 
     def _op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> Iterable[Action]:
         discards = self._write(written)
         self._unpin(pages)
-        if not discards and self.book.ledger.device <= self.limit:
-            return ()
         return self._settle(discards)
 
     def _created(self, page_id: PageId, nbytes: int, unpageable: str) -> Iterable[Action]:
@@ -127,10 +121,15 @@ class Pager:
         return (Discard(page_id, tier),) if tier else ()
 
     def _accessed(self, pages: tuple[PageId, ...], written: bool) -> Iterable[Action]:
-        return self._touch(pages, written)
+        self.tick += 1
+        missing = self._pin(pages)
+        if missing or self.room < 0 or (written and any(self.book[page_id].tier for page_id in pages)):
+            return self._touch(missing, pages, written)
+        self._unpin(pages)
+        return ()
 
     def _exported(self, pages: tuple[PageId, ...], reason: str) -> Iterable[Action]:
-        yield from self._touch(pages, written=True)
+        yield from self._accessed(pages, written=True)
         for page_id in pages:
             page = self.book[page_id]
             self._withdraw(page)
@@ -142,8 +141,7 @@ class Pager:
         return self._settle(discards)
 
     def _pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        missing = self._pin(pages)
-        return self._undone_by(self._unpin, pages, self._make_ready(missing, 0))
+        return self._hold(pages, 0)
 
     def _unpinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         self._unpin(pages)
@@ -203,9 +201,15 @@ class Pager:
                 self._offer(page)
         return discards
 
-    def _touch(self, pages: tuple[PageId, ...], written: bool) -> Actions:
-        self.tick += 1
+    def _hold(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
+        """Pin ``pages`` and make them resident, and room for ``new_bytes``."""
         missing = self._pin(pages)
+        if not missing and self.room >= new_bytes:
+            self.counters.room_from_free += 1
+            return ()
+        return self._undone_by(self._unpin, pages, self._make_ready(missing, new_bytes))
+
+    def _touch(self, missing: list[Page], pages: tuple[PageId, ...], written: bool) -> Actions:
         try:
             yield from self._make_ready(missing, 0)
             if written:
@@ -220,8 +224,11 @@ class Pager:
             undo(pages)
             raise
 
-    def _settle(self, discards: list[Action]) -> Actions:
+    def _settle(self, discards: list[Action]) -> Iterable[Action]:
         """After an operation: give up stale copies, then go back under the limit as far as the tiers allow."""
+        return self._go_back(discards) if discards or self.room < 0 else ()
+
+    def _go_back(self, discards: list[Action]) -> Actions:
         yield from self._give_up(discards)
         if self.room < 0:
             yield from self._free(-self.room)
@@ -329,7 +336,11 @@ class Pager:
     def _start_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
         """Try the tiers in turn, nearest first; whether a copy is under way."""
         for tier, most in self.tiers.items():
-            if (page.id, tier) in self._refused or self._held(tier) + page.nbytes > most:
+            if (page.id, tier) in self._refused:
+                continue
+            if self._held(tier) + page.nbytes > most:
+                yield from self._give_up(self._superfluous(tier, self._held(tier) + page.nbytes - most))
+            if self._held(tier) + page.nbytes > most:
                 continue
             self._withdraw(page)
             self.book.apply(page, Trigger.START_EVICT, tier)
@@ -342,6 +353,21 @@ class Pager:
                 return True
             self._fail_evict(page, error)
         return False
+
+    def _superfluous(self, tier: Tier, nbytes: int) -> list[Action]:
+        """Discards of ``nbytes`` of copies whose pages are in use; of none if these are not enough.
+
+        Idle pages keep their copies: they leave for free, and make room above.
+        """
+        staying = [page for page in self.book if page.pins and page.state is State.CLEAN and page.tier is tier]
+        if sum(page.nbytes for page in staying) < nbytes:
+            return []
+        discards: list[Action] = []
+        for page in staying:
+            if nbytes > 0:
+                discards += self._write((page.id,))
+                nbytes -= page.nbytes
+        return discards
 
     def _finish_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
         """Wait for the copy of ``page`` if one is under way, then free its device bytes; whether that was possible."""

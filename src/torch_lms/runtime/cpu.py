@@ -1,6 +1,6 @@
 """Without an accelerator: RAM is the device, and pages go to the disk."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -50,14 +50,7 @@ class CpuExecutor(Executor):
         copy.pending = self._disk.write(copy.slot, memory_of(storage))
 
     def finish_evict(self, entry: Entry) -> None:
-        copy = self._copies.get(entry.page)
-        if copy is None:
-            return
-        try:
-            self._finish(copy)
-        except BaseException:
-            self.discard(entry)
-            raise
+        self._finish(entry, self.discard)
 
     def release(self, entry: Entry) -> None:
         storage = entry()
@@ -73,14 +66,7 @@ class CpuExecutor(Executor):
         copy.pending = self._disk.read(copy.slot, memory_of(storage))
 
     def finish_fetch(self, entry: Entry) -> None:
-        copy = self._copies.get(entry.page)
-        if copy is None:
-            return
-        try:
-            self._finish(copy)
-        except BaseException:
-            self.release(entry)
-            raise
+        self._finish(entry, self.release)
 
     def discard(self, entry: Entry) -> None:
         copy = self._copies.pop(entry.page, None)
@@ -107,18 +93,19 @@ class CpuExecutor(Executor):
         self._copies.clear()
         self._disk.abandon()
 
-    def _finish(self, copy: _Copy) -> None:
-        """Wait for ``copy``. Whatever comes, an interrupt too, nobody touches its memory afterwards."""
-        pending = copy.pending
-        if pending is None:
+    def _finish(self, entry: Entry, undo: Callable[[Entry], None]) -> None:
+        """Wait for the page's copy. Whatever comes, an interrupt too, nobody touches its memory afterwards."""
+        copy = self._copies.get(entry.page)
+        if copy is None or copy.pending is None:
             return
+        pending = copy.pending
         try:
             self._wait(pending.wait)
-        except StoreError:
-            raise
-        except BaseException:
-            with suppress(StoreError):
-                pending.wait()
+        except BaseException as error:
+            if not isinstance(error, StoreError):
+                with suppress(StoreError):
+                    pending.wait()
+            undo(entry)
             raise
         finally:
             copy.pending = copy.storage = None

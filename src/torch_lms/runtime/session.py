@@ -18,6 +18,7 @@ from torch_lms.errors import DeviceFullError, ForkedPageError, InvariantError, U
 from torch_lms.pager import (
     Accessed,
     Counters,
+    Event,
     Exported,
     LimitChanged,
     OpEnds,
@@ -64,7 +65,7 @@ class Session(Sink, RawAccess):
         self._new_executor = new_executor
         self._registry = Registry()
         self._lost_to_fork: set[PageId] | None = None
-        self._patches = RawPatches(self)
+        self._patches = RawPatches(self, options.kind)
         self._units: dict[torch.device, Unit] = {}
         self._default = self._unit_of(_current_device(options.kind))
         self._compiled = CompiledRegions(self._held_for_region)
@@ -87,8 +88,8 @@ class Session(Sink, RawAccess):
     def tight(self, entries: list[Entry]) -> bool:
         if self._lost_to_fork is not None:
             return False
-        pager = (entries[0].unit if entries else self._default).pager
-        return bool(pager.book.ledger.device * 2 >= pager.limit)
+        unit: Unit = entries[0].unit if entries else self._default
+        return not unit.is_roomy
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return int((entries[0].unit if entries else self._default).pager.limit)
@@ -134,21 +135,18 @@ class Session(Sink, RawAccess):
                 self._held_until.append((is_over, unit, pages))
 
     def access(self, entries: list[Entry], written: bool = False) -> None:
-        if self._is_left_alone(entries):
-            return
-        with self.lock:
-            self._bury()
-            for unit, its in self._by_unit(entries):
-                unit.tell(Accessed(tuple(entry.page for entry in its), written))
-                unit.executor.use(its)
+        self._tell_use(entries, lambda pages: Accessed(pages, written))
 
     def export(self, entries: list[Entry], reason: str) -> None:
+        self._tell_use(entries, lambda pages: Exported(pages, reason))
+
+    def _tell_use(self, entries: list[Entry], event: Callable[[tuple[PageId, ...]], Event]) -> None:
         if self._is_left_alone(entries):
             return
         with self.lock:
             self._bury()
             for unit, its in self._by_unit(entries):
-                unit.tell(Exported(tuple(entry.page for entry in its), reason))
+                unit.tell(event(tuple(entry.page for entry in its)))
                 unit.executor.use(its)
 
     def resized(self, entry: Entry) -> None:
@@ -161,7 +159,6 @@ class Session(Sink, RawAccess):
         return any(unit.executor.is_out_of_memory(error) for unit in self._units.values())
 
     def recover(self, entries: list[Entry], new_bytes: int) -> None:
-        self._end_calm()
         with self.lock:
             for unit, _ in self._by_unit(entries):
                 unit.learn_from_failure(new_bytes)
@@ -210,26 +207,28 @@ class Session(Sink, RawAccess):
 
     def _calm_down(self) -> None:
         """Calm begins again if every page is on the device, with room for as much again."""
-        with self.lock:
-            ledgers = [(unit.pager.book.ledger, unit.pager.limit) for unit in self._units.values()]
-            self.calm = all(
-                not ledger.host and not ledger.disk and ledger.device * 2 < limit for ledger, limit in ledgers
-            )
+        ledgers = [unit.pager.book.ledger for unit in self._units.values()]
+        if any(ledger.host or ledger.disk for ledger in ledgers) or not all(u.is_roomy for u in self._units.values()):
+            self._end_calm()
+        else:
+            self.calm = True
 
     def _end_calm(self) -> None:
-        """Before any page leaves: pages of operations that run unpinned on other threads are pinned now."""
+        """Before any page leaves: pages of operations that run unpinned on other threads are pinned now.
+
+        All of a device at once: telling of it may itself make pages leave.
+        """
         if not self.calm:
             return
-        with self.lock:
-            self.calm = False
-            for thread, entries in list(self._flights.items()):
-                groups = [
-                    (unit, tuple({entry.page for entry in its if entry.page in unit.pager.book}))
-                    for unit, its in self._by_unit(entries)
-                ]
-                self._caught.setdefault(thread, []).extend(groups)
-                for unit, pages in groups:
-                    unit.tell(Pinned(pages))
+        self.calm = False
+        pinned: dict[Unit, tuple[PageId, ...]] = {}
+        for thread, entries in list(self._flights.items()):
+            for unit, its in self._by_unit(entries):
+                pages = tuple({entry.page for entry in its if entry.page in unit.pager.book})
+                self._caught.setdefault(thread, []).append((unit, pages))
+                pinned[unit] = pinned.get(unit, ()) + pages
+        for unit, pages in pinned.items():
+            unit.tell(Pinned(pages))
 
     # -- told by the user --------------------------------------------------------------------------------------------
 
@@ -237,7 +236,6 @@ class Session(Sink, RawAccess):
         """A training step ended."""
         with self.lock:
             self._bury()
-            self._end_calm()
             for unit in self._units.values():
                 unit.tell(StepEnded())
                 unit.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
@@ -245,7 +243,6 @@ class Session(Sink, RawAccess):
 
     def reclaim(self) -> None:
         """Evict whatever may leave."""
-        self._end_calm()
         with self.lock:
             self._bury()
             for unit in self._units.values():
@@ -253,7 +250,6 @@ class Session(Sink, RawAccess):
 
     def set_limit(self, nbytes: int) -> None:
         """From now on pages may occupy ``nbytes`` of each device; what exceeds it leaves at once."""
-        self._end_calm()
         with self.lock:
             self._bury()
             self.options = replace(self.options, limit=nbytes)
@@ -273,8 +269,9 @@ class Session(Sink, RawAccess):
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
         """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""
-        for tensor in tensors_among(tensors) if CAN_SWAP else ():
-            storage = storage_of(tensor)
+        with no_torch_function():
+            storages = [(storage_of(tensor), tensor) for tensor in tensors_among(tensors)] if CAN_SWAP else []
+        for storage, tensor in storages:
             entry = self.entry_of(storage, tensor)
             if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
                 with self.lock:
@@ -465,7 +462,7 @@ class Session(Sink, RawAccess):
                 entry = self._registry.add(storage, unit)
                 self._bury()
                 unit.add(entry, _why_unpageable(storage, owned or isinstance(tensor, torch.nn.Parameter)))
-                if self.calm and unit.pager.book.ledger.device * 2 >= unit.pager.limit:
+                if not unit.is_roomy:
                     self._end_calm()
             return entry
 
@@ -495,15 +492,16 @@ class Session(Sink, RawAccess):
             self._remove(entry)
         else:
             entry.nbytes = nbytes
-            self._end_calm()
             entry.unit.resize(entry)
+            if not entry.unit.is_roomy:
+                self._end_calm()
 
     def _unit_of(self, device: torch.device) -> Unit:
         unit = self._units.get(device)
         if unit is None:
             with self.lock:
                 options = self.options
-                unit = Unit(device, self._new_executor(device), options.new_policy(), options.limit)
+                unit = Unit(device, self._new_executor(device), options.new_policy(), options.limit, self._end_calm)
                 self._units[device] = unit
         return unit
 

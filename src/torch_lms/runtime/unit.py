@@ -1,14 +1,13 @@
 """One device of a session: its pager, its executor, its limit."""
 
 import time
-from collections.abc import Generator, Iterable
-from typing import cast
+from collections.abc import Callable, Iterable
 
 import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
-from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, Resized, StartFetch
+from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, Resized, StartFetch, drive
 from torch_lms.policy import Policy
 from torch_lms.residency import PageId
 from torch_lms.runtime.executor import Executor
@@ -28,14 +27,23 @@ class Unit:
         executor: performs actions on it.
         policy: chooses victims.
         limit: bytes, or None for whatever the device can hold.
+        before_moving: called before any page may leave the device or come back.
 
     Attributes:
         recoveries: operations that ran out of memory and were run again.
     """
 
-    def __init__(self, device: torch.device, executor: Executor, policy: Policy, limit: int | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        executor: Executor,
+        policy: Policy,
+        limit: int | None,
+        before_moving: Callable[[], None],
+    ) -> None:
         self.device = device
         self.executor = executor
+        self._before_moving = before_moving
         self.recoveries = 0
         self._is_auto = limit is None
         self._ceiling: int | None = None
@@ -75,6 +83,11 @@ class Unit:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         self.tell(OpBegins(pages, new_bytes))
 
+    @property
+    def is_roomy(self) -> bool:
+        """Whether there is room for as much again as is there."""
+        return self.pager.book.ledger.device * 2 < self.pager.limit
+
     def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
         """With limit "auto": what is on the device now and what it can still take, as far as is known (N7)."""
         now = time.monotonic()
@@ -96,26 +109,10 @@ class Unit:
         self.tell(LimitChanged(self._ceiling))
 
     def _perform(self, actions: Iterable[Action]) -> None:
+        if not isinstance(actions, tuple):
+            self._before_moving()
         with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
-            if isinstance(actions, tuple):
-                for action in actions:
-                    self.executor.perform(action, self._entries[action.page])
-            else:
-                self._drive(cast(Generator[Action, Exception | None, None], actions))
-
-    def _drive(self, actions: Generator[Action, Exception | None, None]) -> None:
-        """Perform ``actions`` one by one, each with the outcome of the one before known to the pager."""
-        try:
-            action = next(actions)
-            while True:
-                try:
-                    outcome = self._outcome(action)
-                except BaseException as error:
-                    action = actions.throw(error)
-                else:
-                    action = actions.send(outcome)
-        except StopIteration:
-            pass
+            drive(actions, self._outcome)
 
     def _outcome(self, action: Action) -> Exception | None:
         try:
