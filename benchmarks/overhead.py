@@ -233,9 +233,9 @@ class StepCase:
 
 
 STEPS = [
-    StepCase("ResNet-18, 8 x 224^2", resnet18, (8, 3, 224, 224)),
-    StepCase("transformer encoder, 2 layers of 512, 4 x 384 tokens", encoder, (4, 384, 512)),
-    StepCase("3D U-Net, width 16, 64^3", UNet3d, (1, 1, 64, 64, 64)),
+    StepCase("ResNet-18, 16 x 224^2", resnet18, (16, 3, 224, 224)),
+    StepCase("transformer encoder, 2 layers of 512, 16 x 384 tokens", encoder, (16, 384, 512)),
+    StepCase("3D U-Net, width 16, 80^3", UNet3d, (1, 1, 80, 80, 80)),
 ]
 QUICK_STEPS = [
     StepCase("ResNet-18, 2 x 64^2", resnet18, (2, 3, 64, 64)),

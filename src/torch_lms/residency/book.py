@@ -26,6 +26,20 @@ class Ledger:
     peak_device: int = 0
     peak_live: int = 0
 
+    def add(self, nbytes: int) -> None:
+        """Bytes on the device that belong to no page yet."""
+        self.device += nbytes
+        self.live += nbytes
+        if self.device > self.peak_device:
+            self.peak_device = self.device
+        if self.live > self.peak_live:
+            self.peak_live = self.live
+
+    def remove(self, nbytes: int) -> None:
+        """Undo ``add``."""
+        self.device -= nbytes
+        self.live -= nbytes
+
 
 class Book:
     """All pages of one device. The only place where states and ledger change."""

@@ -58,6 +58,7 @@ class Session(Sink, RawAccess):
         self.calm = False
         self._is_cpu = options.kind == "cpu"
         self._flights: dict[int, list[Entry]] = {}
+        self._young: set[Entry] = set()
         self._caught: dict[int, list[tuple[Unit, tuple[PageId, ...]]]] = {}
         self._held_until: list[tuple[Callable[[], bool], Unit, tuple[PageId, ...]]] = []
         self.mode = LmsMode(self)
@@ -129,6 +130,7 @@ class Session(Sink, RawAccess):
         if self._is_left_alone(entries):
             return
         with self.lock:
+            self._bury()
             for unit, its in self._by_unit(entries):
                 pages = tuple(entry.page for entry in its)
                 unit.tell(Pinned(pages))
@@ -221,6 +223,7 @@ class Session(Sink, RawAccess):
         if not self.calm:
             return
         self.calm = False
+        self._bury()
         pinned: dict[Unit, tuple[PageId, ...]] = {}
         for thread, entries in list(self._flights.items()):
             for unit, its in self._by_unit(entries):
@@ -273,8 +276,9 @@ class Session(Sink, RawAccess):
             storages = [(storage_of(tensor), tensor) for tensor in tensors_among(tensors)] if CAN_SWAP else []
         for storage, tensor in storages:
             entry = self.entry_of(storage, tensor)
-            if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
-                with self.lock:
+            with self.lock:
+                self._bury()
+                if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
                     self._remove(entry)
                     self._registry.drop(entry)
                     self._register(storage, tensor, owned=True)
@@ -458,29 +462,52 @@ class Session(Sink, RawAccess):
         with self.lock:
             entry = self._registry.find(storage)
             if entry is None:
-                unit = self._unit_of(storage.device)
+                unit = self._default if self._is_cpu else self._unit_of(storage.device)
                 entry = self._registry.add(storage, unit)
-                self._bury()
-                unit.add(entry, _why_unpageable(storage, owned or isinstance(tensor, torch.nn.Parameter)))
+                is_owned = owned or isinstance(tensor, torch.nn.Parameter)
+                if self.calm and not is_owned:
+                    self._count_dead()
+                    self._young.add(entry)
+                    unit.pager.book.ledger.add(entry.nbytes)
+                    if not self._is_cpu:
+                        unit.executor.use((entry,))
+                else:
+                    self._bury()
+                    unit.add(entry, _why_unpageable(storage, is_owned))
                 if not unit.is_roomy:
                     self._end_calm()
             return entry
 
     def _bury(self) -> None:
-        """Forget the pages whose storages died, and let go of those whose collectives have ended."""
-        for entry in self._registry.dead():
-            self._remove(entry)
+        """Bring the books up to date: whose storages died, who was born in calm, whose collectives have ended."""
+        self._count_dead()
+        while self._young:
+            entry = self._young.pop()
+            entry.unit.pager.book.ledger.remove(entry.nbytes)
+            storage = entry()
+            entry.unit.add(entry, "" if storage is None else _why_unpageable(storage, owned=False))
         if self._held_until:
             ended = [held for held in self._held_until if held[0]()]
             self._held_until = [held for held in self._held_until if held not in ended]
             for _, unit, pages in ended:
                 unit.tell(Unpinned(pages))
 
+    def _count_dead(self) -> None:
+        """Forget the pages whose storages died. Most of those born in calm die before the pager hears of them."""
+        for entry in self._registry.dead():
+            if entry in self._young:
+                self._young.remove(entry)
+                entry.unit.pager.book.ledger.remove(entry.nbytes)
+                entry.unit.executor.forget(entry)
+            else:
+                self._remove(entry)
+
     def _remove(self, entry: Entry) -> None:
         if entry.page in entry.unit.pager.book:
             entry.unit.remove(entry)
 
     def _notice_size(self, entry: Entry) -> None:
+        self._bury()
         storage = entry()
         if storage is None or entry.page not in entry.unit.pager.book:
             return
