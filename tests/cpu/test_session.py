@@ -234,7 +234,8 @@ def test_an_operation_that_runs_while_calm_ends_keeps_its_pages() -> None:
         lms.validate()
 
 
-def test_an_older_thread_joins_by_attach() -> None:
+def test_an_older_thread_joins_by_attach(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="torch_lms")
     go, done, seen = threading.Event(), threading.Event(), []
 
     def work() -> None:
@@ -243,9 +244,10 @@ def test_an_older_thread_joins_by_attach() -> None:
         seen.append((kept * 2).sum().item())
         done.set()
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=work, name="early")
     thread.start()
     with torch_lms.session(limit=0, min_size=1):
+        assert "attach(): early" in caplog.text
         kept = torch.ones(10_000)
         torch_lms.reclaim()
         go.set()

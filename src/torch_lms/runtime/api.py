@@ -34,6 +34,12 @@ class Lms:
         self._steps.install()
         self._threads.install()
         self.attach()
+        if older := threads.older():
+            _log.info(
+                "these threads run already, and take no part unless they call torch_lms.attach(): %s. Should one touch "
+                "a tensor that is away, it crashes or raises",
+                ", ".join(older),
+            )
 
     def stats(self) -> Stats:
         """What happened so far."""

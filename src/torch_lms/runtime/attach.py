@@ -22,6 +22,12 @@ def attach(mode: LmsMode) -> None:
         _push_mode(mode)
 
 
+def older() -> list[str]:
+    """Names of the threads, other than this and our own, that run already."""
+    me = threading.current_thread()
+    return [thread.name for thread in threading.enumerate() if thread is not me and not isinstance(thread, IoThread)]
+
+
 def refuse_inside_other_modes() -> None:
     """A mode entered before ours, and left while ours is on, would take ours away (N20)."""
     others = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, LmsMode)]
