@@ -18,6 +18,7 @@ from torch_lms.capture.sizes import Sizes
 from torch_lms.capture.tensors import (
     has_wrapper,
     is_plain,
+    is_strided,
     no_torch_function,
     plain_pages,
     storage_of,
@@ -29,6 +30,8 @@ from torch_lms.capture.tensors import (
 _FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
 
+_TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OUT_OF_BOUNDS = "out of bounds for storage"
 
 
@@ -69,8 +72,8 @@ class Sink(ABC):
         """Bytes that one operation may touch without exceeding the limit by itself."""
 
     @abstractmethod
-    def begin(self, entries: list[Entry], new_bytes: int) -> None:
-        """An operation on ``entries`` is about to run: make them resident, and room for ``new_bytes``."""
+    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
+        """The operation ``op`` on ``entries`` is about to run: make them resident, and room for ``new_bytes``."""
 
     @abstractmethod
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
@@ -81,8 +84,8 @@ class Sink(ABC):
         """``entries`` are used until ``is_over()``, though their operation has returned."""
 
     @abstractmethod
-    def access(self, entries: list[Entry], written: bool = False) -> None:
-        """``entries`` are touched outside any operation."""
+    def export(self, entries: list[Entry], reason: str) -> None:
+        """The memory of ``entries`` is used unseen from now on: they stay on the device, because of ``reason``."""
 
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -140,7 +143,7 @@ class LmsMode(TorchDispatchMode):
         if not types:
             pages: list[Entry] = []
             info = describe(func)
-            seen = 0 if info.opaque else plain_pages(values, self._find, self._sink.min_size, pages)
+            seen = plain_pages(values, self._find, self._sink.min_size, pages) if info.is_simple else 0
             if seen > 0 and (not pages or (self._sink.calm and self._sink.fly(pages))):
                 try:
                     return self._noticed(func(*args, **kwargs), info)
@@ -151,6 +154,8 @@ class LmsMode(TorchDispatchMode):
                     if pages:
                         self._sink.land(pages, wrote=bool(info.writes))
         if types and has_wrapper(values):
+            if _is_traced():
+                return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
             return NotImplemented  # it takes itself apart, and its parts come back here
         tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
@@ -162,12 +167,10 @@ class LmsMode(TorchDispatchMode):
         info = describe(func)
         if info.opaque:
             tensors = tensors_within((args, kwargs))
-        if info.composite:
-            with self:
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        if info.view:
+        if info.composite and is_strided((*args, *kwargs.values())):
+            with self:  # not `decompose`, which prefers formulas in Python that round in another way
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        if info.view and is_strided((*args, *kwargs.values())):
             return self._view(func, tensors, args, kwargs)
         entries = self._entries(tensors)
         if not self._sink.tight(entries):
@@ -192,7 +195,7 @@ class LmsMode(TorchDispatchMode):
     def _execute(self, op: "_Op") -> Any:
         sink, info = self._sink, op.info
         try:
-            sink.begin(op.entries, op.new_bytes)
+            sink.begin(info.name, op.entries, op.new_bytes)
         except (RuntimeError, MemoryError) as error:
             if not sink.is_out_of_memory(error):
                 raise
@@ -204,9 +207,21 @@ class LmsMode(TorchDispatchMode):
                 sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), finish_of(result))
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
+            if kept := self._kept(op, result):
+                sink.export(kept, "kept by PyTorch")
         finally:
             sink.end(op.entries, written)
         return result
+
+    def _kept(self, op: "_Op", result: Any) -> list[Entry]:
+        """What PyTorch goes on using, unseen, after ``op`` has returned ``result``."""
+        info = op.info
+        if info.is_simple or info.collective:
+            return []
+        if info.has_object:
+            return self._entries(tensors_within((op.args, op.kwargs, result)))
+        kept = info.kept_args(op.args, op.kwargs)
+        return self._entries(tensors_within((kept, result if info.keeps_results else ())))
 
     def _call(self, op: "_Op") -> Any:
         """Run it; if memory runs out, once more with everything else gone (N9)."""
@@ -236,8 +251,12 @@ class LmsMode(TorchDispatchMode):
         except RuntimeError as error:
             if _OUT_OF_BOUNDS not in str(error):
                 raise
-        self._sink.access(self._entries(tensors))
-        return func(*args, **kwargs)
+        entries = self._entries(tensors)
+        self._sink.begin(str(func), entries, 0)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._sink.end(entries, [])
 
     def _noticed(self, result: Any, info: OpInfo) -> Any:
         """``result``, with the pages in it known."""
@@ -304,6 +323,11 @@ class _Op:
                 tensor.copy_(copy)
 
         return undo
+
+
+def _is_traced() -> bool:
+    """Whether a mode of PyTorch's own, which is always below ours, writes down operations on tensors without bytes."""
+    return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)
 
 
 def _generator(info: OpInfo, tensors: list[Any], kwargs: dict[str, Any]) -> torch.Generator | None:

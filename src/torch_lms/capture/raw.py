@@ -8,6 +8,7 @@ from functools import partial, wraps
 from typing import Any
 
 import torch
+import torch.jit._script
 import torch.utils.dlpack
 
 from torch_lms.capture.registry import Entry
@@ -21,6 +22,7 @@ _ADDRESS = (
     ("data_ptr", "_swap_data_ptr_", "_resize_with_addr_"),
 )
 _SHARED = (), ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")
+_SCRIPT = "save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter"
 _SIZE = ("nbytes", "size", "__len__")
 _DLPACK = (
     (torch._C, "_to_dlpack"),
@@ -38,8 +40,12 @@ class RawAccess(ABC):
         """The page of ``storage``, if it is one."""
 
     @abstractmethod
-    def access(self, entries: list[Entry], written: bool = False) -> None:
-        """The bytes of ``entries`` are about to be read, and perhaps ``written``."""
+    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
+        """The bytes of ``entries`` are about to be touched by ``op``."""
+
+    @abstractmethod
+    def end(self, entries: list[Entry], written: list[Entry]) -> None:
+        """That is over, and ``written`` may have changed."""
 
     @abstractmethod
     def export(self, entries: list[Entry], reason: str) -> None:
@@ -86,6 +92,8 @@ class RawPatches:
         self._set(torch.Tensor, "__cuda_array_interface__", property(exported(interface.fget)))
         for name in ("_save", "_legacy_save"):
             self._patch(torch.serialization, name, self._saves)
+        for name in _SCRIPT:
+            self._patch(torch.jit._script.RecursiveScriptModule, name, self._script_saving)
         self._patch(torch._C.PyTorchFileWriter, "write_record", read)
         if self._kind == "cuda":
             self._patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
@@ -118,19 +126,30 @@ class RawPatches:
             @wraps(original)
             def patched(*args: Any, **kwargs: Any) -> Any:
                 if entries := self._pages(args):
-                    self._told.access(entries, written)
+                    with self._touching(entries, written):
+                        return original(*args, **kwargs)
                 return original(*args, **kwargs)
 
             return patched
 
         return hook
 
+    @contextmanager
+    def _touching(self, entries: list[Entry], written: bool) -> Iterator[None]:
+        self._told.begin("access", entries, 0)
+        try:
+            yield
+        finally:
+            self._told.end(entries, entries if written else [])
+
     def _exporting(self, reason: str) -> Callable[[Any], Any]:
         def hook(original: Any) -> Any:
+            # `torch.save` compares addresses of storages to find those that are saved twice; 0 it takes for none
+            is_compared = original is torch.UntypedStorage.data_ptr
+
             @wraps(original)
             def patched(*args: Any, **kwargs: Any) -> Any:
-                # `torch.save` compares addresses to find storages that are saved twice; 0 it takes for none
-                if not getattr(self._saving, "now", False) and (entries := self._pages(args)):
+                if not (is_compared and getattr(self._saving, "now", False)) and (entries := self._pages(args)):
                     self._told.export(entries, reason)
                 return original(*args, **kwargs)
 
@@ -162,12 +181,20 @@ class RawPatches:
         @wraps(original)
         def patched(storage: torch.UntypedStorage, nbytes: int) -> Any:
             entry = self._told.find(storage)
-            if entry is not None and nbytes > 0:
-                self._told.access([entry], written=True)
-            result = original(storage, nbytes)
-            if entry is not None:
+            if entry is None:
+                return original(storage, nbytes)
+            with self._touching([entry] if nbytes > 0 else [], written=True):
+                result = original(storage, nbytes)
                 self._told.resized(entry)
             return result
+
+        return patched
+
+    def _script_saving(self, original: Any) -> Any:
+        @wraps(original)
+        def patched(module: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._touching(self._pages((*module.parameters(), *module.buffers())), written=False):
+                return original(module, *args, **kwargs)
 
         return patched
 

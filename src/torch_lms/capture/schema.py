@@ -35,6 +35,26 @@ _UNDECLARED_VIEWS = frozenset(
 """Operators whose result shares the argument's storage although their schema does not say so."""
 
 
+_KEPT_ARGS: dict[str, tuple[str, ...]] = {
+    "aten::quantize_per_channel": ("scales", "zero_points"),
+    "aten::_make_per_channel_quantized_tensor": ("scale", "zero_point"),
+    "aten::_empty_per_channel_affine_quantized": ("scales", "zero_points"),
+    "aten::_lazy_clone": ("self",),
+}
+"""Arguments whose memory PyTorch goes on using, unseen, after the operation: a quantizer's, a copy on write's."""
+
+_KEPT_RESULTS = frozenset(
+    {
+        "aten::q_per_channel_scales",
+        "aten::q_per_channel_zero_points",
+        "aten::_lazy_clone",
+        "aten::_pack_padded_sequence",
+    }
+)
+"""Operators of whose results the same is true."""
+
+_OBJECT = "__torch__.torch.classes."
+
 _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
 
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
@@ -56,6 +76,9 @@ class OpInfo:
         composite: it is made of other operators, which can be run one by one.
         opaque: a higher-order operator, or one from a library that we do not know: all its tensors are held while it
             runs, and taken for written.
+        keeps: (position, name) of the arguments whose memory PyTorch goes on using, unseen, afterwards.
+        keeps_results: whether the same is true of its results.
+        has_object: it takes or gives an object of C++, which may go on using any tensor.
         collective: it communicates, and may go on after it has returned.
         list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
     """
@@ -67,13 +90,29 @@ class OpInfo:
     seeded: bool
     composite: bool
     opaque: bool
+    keeps: tuple[tuple[int, str], ...]
+    keeps_results: bool
+    has_object: bool
     collective: bool
     list_args: tuple[int, ...]
 
+    @property
+    def is_simple(self) -> bool:
+        """Whether nothing need be known of its tensors but which storages they are views of."""
+        return not (self.opaque or self.keeps or self.keeps_results or self.has_object)
+
     def written_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The values of the arguments that are written."""
-        values = [args[position] if position < len(args) else kwargs.get(name) for position, name in self.writes]
-        return [value for value in values if value is not None]
+        return _picked(self.writes, args, kwargs)
+
+    def kept_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values of the arguments that are kept."""
+        return _picked(self.keeps, args, kwargs)
+
+
+def _picked(chosen: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    values = [args[position] if position < len(args) else kwargs.get(name) for position, name in chosen]
+    return [value for value in values if value is not None]
 
 
 _infos: dict[Any, OpInfo] = {}
@@ -93,13 +132,14 @@ def _is_known(func: Any) -> bool:
 
 def _describe(func: torch._ops.OpOverload) -> OpInfo:
     schema = func._schema
-    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    undeclared, kept = _UNDECLARED_WRITES.get(schema.name, ()), _KEPT_ARGS.get(schema.name, ())
     writes = tuple(
         (position, argument.name)
         for position, argument in enumerate(schema.arguments)
         if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in undeclared
     )
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    keeps = tuple((position, a.name) for position, a in enumerate(schema.arguments) if a.name in kept)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
@@ -109,6 +149,9 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
         opaque=False,
+        keeps=keeps,
+        keeps_results=schema.name in _KEPT_RESULTS,
+        has_object=_OBJECT in str(schema),
         collective=False,
         list_args=_list_args(schema),
     )
@@ -133,6 +176,9 @@ def _opaque(func: Any) -> OpInfo:
         seeded=True,
         composite=False,
         opaque=True,
+        keeps=(),
+        keeps_results=False,
+        has_object=_OBJECT in str(getattr(func, "_schema", "")),
         collective=getattr(func, "namespace", "") in _COLLECTIVES,
         list_args=(),
     )

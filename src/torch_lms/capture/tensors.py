@@ -26,7 +26,7 @@ def tensors_among(values: Any) -> list[Any]:
     found: list[Any] = []
     for value in values:
         if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-            if type(value) not in _PLAIN and is_wrapper(value):
+            if is_transformed(value) or (type(value) not in _PLAIN and is_wrapper(value)):
                 found.extend(tensors_among(_wrapped(value)))
             elif value.layout is torch.strided:
                 found.append(value)
@@ -97,6 +97,20 @@ def is_wrapper(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and torch._C._dispatch_keys(tensor).has(_PYTHON_KEY)
 
 
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor belongs to a transformation of ``torch.func`` under way."""
+
+
+def is_strided(values: Any) -> bool:
+    """Whether all tensors among ``values`` and in lists there are views of one storage each."""
+    return all(
+        is_strided(value)
+        if isinstance(value, list | tuple)
+        else not isinstance(value, torch.Tensor) or (value.layout is torch.strided and not value.is_nested)
+        for value in values
+    )
+
+
 def has_wrapper(values: Any) -> bool:
     """Whether there is one among ``values`` or in lists there."""
     return any(has_wrapper(value) if isinstance(value, list | tuple) else is_wrapper(value) for value in values)
@@ -109,6 +123,8 @@ def is_plain(tensor: Any) -> bool:
 
 def _wrapped(tensor: Any) -> list[Any]:
     """What a wrapper is made of, as far as it tells."""
+    if is_transformed(tensor):
+        return [torch._C._functorch.get_unwrapped(tensor)]
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return [getattr(tensor, name) for name in flatten()[0]] if flatten is not None else []
 

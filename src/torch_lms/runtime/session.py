@@ -16,9 +16,7 @@ from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.errors import DeviceFullError, ForkedPageError, InvariantError, UsageError, WorkingSetError
 from torch_lms.pager import (
-    Accessed,
     Counters,
-    Event,
     Exported,
     LimitChanged,
     OpEnds,
@@ -36,7 +34,7 @@ from torch_lms.runtime.stats import Stats
 from torch_lms.runtime.unit import REFRESH_EVERY_S, Unit
 from torch_lms.units import format_bytes
 
-_SMALL_INTEGERS = 64 << 10
+_SMALL_INTEGERS = 1 << 20
 """Integer tensors on the CPU below this are read by PyTorch itself without an operation that shows it (N12)."""
 
 
@@ -95,7 +93,7 @@ class Session(Sink, RawAccess):
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return int((entries[0].unit if entries else self._default).pager.limit)
 
-    def begin(self, entries: list[Entry], new_bytes: int) -> None:
+    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
         if (not entries and not new_bytes) or self._is_left_alone(entries):
             return
         with self.lock:
@@ -136,19 +134,13 @@ class Session(Sink, RawAccess):
                 unit.tell(Pinned(pages))
                 self._held_until.append((is_over, unit, pages))
 
-    def access(self, entries: list[Entry], written: bool = False) -> None:
-        self._tell_use(entries, lambda pages: Accessed(pages, written))
-
     def export(self, entries: list[Entry], reason: str) -> None:
-        self._tell_use(entries, lambda pages: Exported(pages, reason))
-
-    def _tell_use(self, entries: list[Entry], event: Callable[[tuple[PageId, ...]], Event]) -> None:
         if self._is_left_alone(entries):
             return
         with self.lock:
             self._bury()
             for unit, its in self._by_unit(entries):
-                unit.tell(event(tuple(entry.page for entry in its)))
+                unit.tell(Exported(tuple(entry.page for entry in its), reason))
                 unit.executor.use(its)
 
     def resized(self, entry: Entry) -> None:
