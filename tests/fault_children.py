@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ import torch_lms
 from tests.fault_rig import Training, check_books, numbers_after, session_now, told, under_way
 from tests.injection import NthCall, without_tmpfile
 from torch_lms.machine.memory import read_host_memory
+from torch_lms.stores.disk import DiskStore
 
 MB = 1 << 20
 _HANGS_AFTER_S = 60
@@ -44,7 +46,7 @@ def file_size_limit(directory: Path) -> str:
 
 
 def memory_limit(directory: Path) -> str:
-    """RLIMIT_DATA below what the limit allows: what can leave leaves; what can never fit is said, and nothing is lost."""
+    """RLIMIT_DATA below what the limit allows: what can leave leaves; what can never fit is said."""
     torch.set_num_threads(1)
     torch.ones(64, 64) @ torch.ones(64, 64)
     with under_way(directory, limit="64GB") as run:
@@ -54,12 +56,12 @@ def memory_limit(directory: Path) -> str:
         assert torch_lms.stats().recoveries > 0
         run.step(1)
         assert run.equals(numbers_after(2))
-        row = torch.ones(10, 1000)
-        sees = told(torch_lms.WorkingSetError, lambda: row.expand(10_000, 10, 1000).contiguous(), words="smaller batch")
+        wide = torch.ones(10, 1000).expand(10_000, 10, 1000)
+        sees = told(torch_lms.WorkingSetError, wide.contiguous, words="smaller batch")
         for number, tensor in enumerate(kept):
             assert tensor.min() == tensor.max() == number
         kept.clear()
-        del row, tensor
+        del wide, tensor
     return sees
 
 
@@ -89,12 +91,48 @@ def trains_for_ever_in_a_named_file(directory: Path) -> str:
 def dies_before_its_file_is_unlinked(directory: Path) -> str:
     """Killed at the only moment at which the spill file has a name."""
 
-    def killed(path: Path) -> None:
-        assert path.parent == directory
+    def killed(path: str | os.PathLike[str], **_: Any) -> None:
+        assert Path(path).is_relative_to(directory)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with patch.object(os, "open", without_tmpfile(os.open)), patch.object(Path, "unlink", killed):
+    with patch.object(os, "open", without_tmpfile(os.open)), patch.object(os, "unlink", killed):
         return trains_for_ever(directory)
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+def interrupts_at_the_start_of_copies(directory: Path) -> str:
+    """KeyboardInterrupt when a copy has begun, but nobody has been told yet. The disk takes its time over that copy."""
+    delays, read = [0.0], os.preadv
+
+    def after(start: Callable[..., Any], *args: Any) -> None:
+        delays.append(0.02)
+        start(*args)
+        raise KeyboardInterrupt
+
+    def slow(*args: Any) -> int:
+        time.sleep(delays.pop() if delays else 0)
+        return read(*args)
+
+    counts = []
+    for name in ("write", "read"):
+        with under_way(directory) as run, patch.object(os, "preadv", slow):
+            number, interrupted = 0, True
+            while interrupted:
+                number, interrupted = number + 1, False
+                copies = NthCall(getattr(DiskStore, name), number, after)
+                with patch.object(DiskStore, name, copies):
+                    try:
+                        run.step(1)
+                    except KeyboardInterrupt:
+                        interrupted = True
+                assert interrupted == (copies.calls >= number)
+                check_books()
+                run.restore()
+            counts.append(number - 1)
+    assert min(counts) > 20
+    return f"KeyboardInterrupt, at each of {counts[0]} writes and {counts[1]} reads"
 
 
 # -- Ctrl-C at every place where Python looks for signals --------------------------------------------------------------
@@ -103,7 +141,7 @@ Place = tuple[str, int, str]
 
 
 class SignalAt:
-    """Sends this process a real SIGINT when a call from, or into, the code of LMS begins: there Python looks for signals.
+    """Sends this process a real SIGINT as a call from, or into, LMS begins: there Python looks for signals.
 
     Args:
         place: the line of the caller and the function that it calls; None only counts.
@@ -185,9 +223,9 @@ def interrupt_while_waiting(directory: Path) -> str:
             sees = told(KeyboardInterrupt, run.step, 1)
         check_books()
         run.restore()
-        with patch.object(threading.Condition, "__enter__", _interrupted_once(threading.Condition.__enter__)):
-            with suppress(KeyboardInterrupt):
-                run.step(1)
+        interrupted = _interrupted_once(threading.Condition.__enter__)
+        with patch.object(threading.Condition, "__enter__", interrupted), suppress(KeyboardInterrupt):
+            run.step(1)
         check_books()
     faulthandler.cancel_dump_traceback_later()
     return sees

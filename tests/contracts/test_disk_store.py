@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from contracts.pages import get, noise, put
+from injection import CannotMount, damage, failing, short, small_disk
 
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
 from torch_lms.stores.copies import CHUNK_BYTES, checksum
@@ -32,16 +32,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskStore]
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
-
-
-def damage(store: DiskStore, change: Callable[[bytearray], None]) -> None:
-    """Change the bytes of the spill file behind the store's back."""
-    with open(f"/proc/self/fd/{store._file.fd}", "r+b", buffering=0) as file:
-        content = bytearray(file.read(4 * MB))
-        change(content)
-        file.seek(0)
-        file.write(content)
-        os.fsync(file.fileno())
 
 
 def flip_a_bit(content: bytearray) -> None:
@@ -86,29 +76,11 @@ def test_the_checksum_sees_what_a_plain_sum_does_not() -> None:
 # --- a disk that misbehaves -------------------------------------------------------------------------------------------
 
 
-def short(write: Callable[..., int]) -> Callable[..., int]:
-    """A write (or read) that moves at most 8 KiB per call."""
-
-    def call(fd: int, buffer: Any, offset: int) -> int:
-        if isinstance(buffer, Sequence) and not isinstance(buffer, memoryview):
-            return write(fd, [buffer[0][:8192]], offset)
-        return write(fd, buffer[:8192], offset)
-
-    return call
-
-
 def test_short_writes_and_reads_are_completed(store: DiskStore, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "pwrite", short(os.pwrite))
     monkeypatch.setattr(os, "preadv", short(os.preadv))
     data = noise(2 * MB + 4097)
     assert get(store, put(store, data)) == data
-
-
-def failing(code: int) -> Callable[..., int]:
-    def call(*_: object) -> int:
-        raise OSError(code, os.strerror(code))
-
-    return call
 
 
 def test_a_write_error_is_told_by_wait_each_time_and_the_store_goes_on(store: DiskStore, monkeypatch: Patch) -> None:
@@ -176,13 +148,11 @@ def test_where_nothing_can_be_allocated_ahead_the_file_grows_all_the_same(store:
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 8 MiB. Needs the right to mount: skipped for ordinary users."""
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "torch-lms-test", str(tmp_path)]
     try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"cannot mount a small tmpfs here: {error}")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
+        with small_disk(tmp_path, 8 * MB):
+            yield tmp_path
+    except CannotMount as error:
+        pytest.skip(str(error))
 
 
 def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:

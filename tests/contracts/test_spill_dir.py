@@ -1,15 +1,14 @@
 """Where the spill file lies: it leaves nothing behind, touches nothing of others, and says what is wrong."""
 
-import errno
 import os
 import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
+from injection import without_tmpfile
 
 from torch_lms.errors import UsageError
 from torch_lms.stores import spill_dir
@@ -24,14 +23,7 @@ Patch = pytest.MonkeyPatch
 def opening(request: pytest.FixtureRequest, monkeypatch: Patch) -> str:
     """Also as on a file system without O_TMPFILE."""
     if request.param == "unlinked":
-        real_open = os.open
-
-        def without_tmpfile(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-            if flags & os.O_TMPFILE == os.O_TMPFILE:
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            return real_open(path, flags, *args, **kwargs)
-
-        monkeypatch.setattr(os, "open", without_tmpfile)
+        monkeypatch.setattr(os, "open", without_tmpfile(os.open))
     return str(request.param)
 
 

@@ -3,7 +3,7 @@
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -46,6 +46,10 @@ class RawAccess(ABC):
     @abstractmethod
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         """That is over, and ``written`` may have changed."""
+
+    @abstractmethod
+    def unseen(self) -> AbstractContextManager[None]:
+        """Inside, this thread's operations pass unseen, and their results are no pages."""
 
     @abstractmethod
     def export(self, entries: list[Entry], reason: str) -> None:
@@ -94,6 +98,10 @@ class RawPatches:
             self._patch(torch.serialization, name, self._saves)
         for name in _SCRIPT:
             self._patch(torch.jit._script.RecursiveScriptModule, name, self._script_saving)
+        for name in ("__deepcopy__", "__getstate__", "__setstate__"):
+            self._patch(torch._C.ScriptObject, name, self._in_object)
+        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            self._patch(script, "__call__", read)
         self._patch(torch._C.PyTorchFileWriter, "write_record", read)
         if self._kind == "cuda":
             self._patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
@@ -187,6 +195,16 @@ class RawPatches:
                 result = original(storage, nbytes)
                 self._told.resized(entry)
             return result
+
+        return patched
+
+    def _in_object(self, original: Any) -> Any:
+        """Objects of C++ mix operations with raw accesses. Their own tensors stay on the device (N12)."""
+
+        @wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with self._told.unseen():
+                return original(*args, **kwargs)
 
         return patched
 

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -133,6 +133,9 @@ class Session(Sink, RawAccess):
                 pages = tuple(entry.page for entry in its)
                 unit.tell(Pinned(pages))
                 self._held_until.append((is_over, unit, pages))
+
+    def unseen(self) -> AbstractContextManager[None]:
+        return self.mode.left_out()
 
     def export(self, entries: list[Entry], reason: str) -> None:
         if self._is_left_alone(entries):
