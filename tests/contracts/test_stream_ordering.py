@@ -96,11 +96,15 @@ def test_training_is_equal_to_the_bit(
 def test_host_memory_is_kept_to_the_slab_and_with_both_tiers_full_nothing_is_lost(slabs: int, tmp_path: Path) -> None:
     rig = new_rig(tmp_path, slabs * (64 << 10), disk_bytes=256 << 10)
     made: list[torch.Tensor] = []
+
+    def make_too_much() -> None:
+        for number in range(100):
+            made.append(torch.full((5000,), float(number)))
+            assert rig.host.locked_bytes <= slabs * (64 << 10)
+
     with paged(rig, 0) as session:
         with pytest.raises(StoreFullError, match="Nothing is lost"):
-            for number in range(100):
-                made.append(torch.full((5000,), float(number)))
-                assert rig.host.locked_bytes <= slabs * (64 << 10)
+            make_too_much()
         stats = session.stats()
         assert stats.host_bytes // 20_000 == slabs * (64 << 10) // 20_000
         assert stats.disk_bytes > (200 << 10)
