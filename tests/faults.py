@@ -719,15 +719,7 @@ FAULTS |= {
     f"exception-in-{where.replace(' ', '-')}": partial(exception_of_the_user, where=where) for where in USERS_CODE
 }
 
-KNOWN_BROKEN: dict[str, str] = {
-    "disk-mended-within-a-step": "a page that a tier refused is not offered to it again before a step has ended",
-    "errors-hold-nothing": "local variables of the driver and the pager hold the error, and its traceback them",
-    "memory-refused-to-a-view": "PyTorch's own RuntimeError comes through: only operations explain it",
-    "threads-refused": "the RuntimeError comes through, and the spill file's descriptor and threads stay",
-    "interrupt-at-the-start-of-every-copy": "nobody waits for a fetch, and the next one frees the memory it writes to",
-    "interrupt-while-waiting": "Event.wait leaves its lock locked, and the second wait hangs",
-    "interrupt-anywhere": "books, pins, slots and grad mode depend on where in LMS it comes",
-}
+KNOWN_BROKEN: dict[str, str] = {}
 """Faults that are not met yet, and why."""
 
 _COLUMNS = ("fault", "what the user sees", "lost", "afterwards")

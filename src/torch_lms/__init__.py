@@ -11,7 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch_lms.errors import LmsError, StoreError, StoreFullError, UsageError, WorkingSetError
+    from torch_lms.errors import (
+        DeviceFullError,
+        ForkedPageError,
+        LmsError,
+        PageLostError,
+        SessionError,
+        StoreError,
+        StoreFullError,
+        UnsupportedError,
+        UsageError,
+        WorkingSetError,
+    )
     from torch_lms.runtime.api import (
         attach,
         disable,
@@ -29,10 +40,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "DeviceFullError",
+    "ForkedPageError",
     "LmsError",
+    "PageLostError",
+    "SessionError",
     "Stats",
     "StoreError",
     "StoreFullError",
+    "UnsupportedError",
     "UsageError",
     "WorkingSetError",
     "__version__",

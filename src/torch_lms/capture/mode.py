@@ -1,7 +1,7 @@
 """The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,17 +26,21 @@ from torch_lms.capture.tensors import (
     tensors_within,
     untyped_storage,
 )
+from torch_lms.capture.told import Told
 
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OUT_OF_BOUNDS = "out of bounds for storage"
 
 
-class Sink(ABC):
+class Sink(Told):
     """Whoever is told of operations, and sees to it that their pages are there. Any thread may call it."""
 
     active: bool
     """Whether there is anything to do; a mode left behind on some thread is inert once this is False."""
+
+    interrupted: bool
+    """Whether an interrupt waits to be delivered."""
 
     min_size: int
     """Bytes from which on a storage may be a page."""
@@ -45,16 +49,16 @@ class Sink(ABC):
     """Whether every page is on the device and none is about to leave: operations need only ``fly`` and ``land``."""
 
     @abstractmethod
+    def deliver(self) -> None:
+        """Raise the interrupt that waits: nothing is half done now."""
+
+    @abstractmethod
     def fly(self, entries: list[Entry]) -> bool:
         """An operation on ``entries`` begins in calm; False if calm has ended meanwhile: then it must ``begin``."""
 
     @abstractmethod
     def land(self, entries: list[Entry], wrote: bool) -> None:
         """It ended, or failed, and perhaps ``wrote`` to them."""
-
-    @abstractmethod
-    def find(self, storage: torch.UntypedStorage) -> Entry | None:
-        """The page of ``storage``, if it is one."""
 
     @abstractmethod
     def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
@@ -69,32 +73,12 @@ class Sink(ABC):
         """Bytes that one operation may touch without exceeding the limit by itself."""
 
     @abstractmethod
-    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
-        """The operation ``op`` on ``entries`` is about to run: make them resident, and room for ``new_bytes``."""
-
-    @abstractmethod
-    def end(self, entries: list[Entry], written: list[Entry]) -> None:
-        """It ended, or failed."""
-
-    @abstractmethod
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         """``entries`` are used until ``is_over()``, though their operation has returned."""
 
     @abstractmethod
-    def export(self, entries: list[Entry], reason: str) -> None:
-        """The memory of ``entries`` is used unseen from now on: they stay on the device, because of ``reason``."""
-
-    @abstractmethod
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether ``error`` says that a device's memory ran out."""
-
-    @abstractmethod
     def recover(self, entries: list[Entry], new_bytes: int) -> None:
         """Memory ran out inside an operation: free all that can be freed (N9)."""
-
-    @abstractmethod
-    def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
-        """The error that says that the device cannot hold the operation that ``op`` describes."""
 
 
 class LmsMode(TorchDispatchMode):
@@ -134,6 +118,8 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` with its pages resident."""
         kwargs = kwargs or {}
+        if self._sink.interrupted:
+            self._sink.deliver()
         if not self._sink.active or getattr(self._left_out, "now", False):
             return func(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
@@ -191,12 +177,7 @@ class LmsMode(TorchDispatchMode):
 
     def _execute(self, op: "_Op") -> Any:
         sink, info = self._sink, op.info
-        try:
-            sink.begin(info.name, op.entries, op.new_bytes)
-        except (RuntimeError, MemoryError) as error:
-            if not sink.is_out_of_memory(error):
-                raise
-            raise sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
+        sink.require(op, op.entries, op.new_bytes)
         written = op.entries
         try:
             result = self._noticed(self._call(op), info)
@@ -229,7 +210,10 @@ class LmsMode(TorchDispatchMode):
                 raise
             failure = error.with_traceback(None)  # its frames would hold what must be freed
         if op.undo is None and (op.info.writes or op.info.seeded):
-            raise failure  # it may have written half, or drawn some: a second run would not equal the first
+            try:
+                raise failure  # it may have written half, or drawn some: a second run would not equal the first
+            finally:
+                del failure  # which holds this frame (N21)
         op.new_bytes = self._sizes.new_bytes(op.func, op.info, op.args, op.kwargs)
         self._sink.recover(op.entries, op.new_bytes)
         if op.undo is not None:
@@ -249,7 +233,7 @@ class LmsMode(TorchDispatchMode):
             if _OUT_OF_BOUNDS not in str(error):
                 raise
         entries = self._entries(tensors)
-        self._sink.begin(str(func), entries, 0)
+        self._sink.require(func, entries, 0)
         try:
             return func(*args, **kwargs)
         finally:

@@ -1,7 +1,7 @@
 """Roads to a storage's bytes that no operation shows (N11): each is patched, narrowly, while a session is on."""
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, wraps
@@ -13,6 +13,7 @@ import torch.utils.dlpack
 
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+from torch_lms.capture.told import Told
 from torch_lms.errors import UnsupportedError
 
 _READ = ("tolist", "__repr__"), ("_write_file",)
@@ -32,28 +33,12 @@ _DLPACK = (
 )
 
 
-class RawAccess(ABC):
+class RawAccess(Told):
     """Whoever is told of raw accesses before they happen."""
-
-    @abstractmethod
-    def find(self, storage: torch.UntypedStorage) -> Entry | None:
-        """The page of ``storage``, if it is one."""
-
-    @abstractmethod
-    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
-        """The bytes of ``entries`` are about to be touched by ``op``."""
-
-    @abstractmethod
-    def end(self, entries: list[Entry], written: list[Entry]) -> None:
-        """That is over, and ``written`` may have changed."""
 
     @abstractmethod
     def unseen(self) -> AbstractContextManager[None]:
         """Inside, this thread's operations pass unseen, and their results are no pages."""
-
-    @abstractmethod
-    def export(self, entries: list[Entry], reason: str) -> None:
-        """The address of ``entries`` is about to escape."""
 
     @abstractmethod
     def resized(self, entry: Entry) -> None:
@@ -144,7 +129,7 @@ class RawPatches:
 
     @contextmanager
     def _touching(self, entries: list[Entry], written: bool) -> Iterator[None]:
-        self._told.begin("access", entries, 0)
+        self._told.require("access", entries, 0)
         try:
             yield
         finally:

@@ -31,3 +31,5 @@ def drive(actions: Iterable[Action], perform: Callable[[Action], Exception | Non
                 action = asked.send(outcome)
     except StopIteration:
         pass
+    finally:
+        outcome = None  # an error, which holds this frame (N21)

@@ -235,14 +235,14 @@ class Pager:
 
     def _give_up(self, discards: list[Action]) -> Actions:
         """Every one of them, also if one is interrupted: nobody else would."""
-        failure: BaseException | None = None
+        failures: list[BaseException] = []
         for discard in discards:
             try:
                 yield discard
             except BaseException as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                failures = [error]
+        if failures:
+            raise failures.pop()  # in no variable: it holds this frame (N21)
 
     def _may_leave(self, page: Page) -> bool:
         return not page.pins and not page.unpageable and page.state in (State.RESIDENT, State.CLEAN)
@@ -286,6 +286,7 @@ class Pager:
             for tier, most in self.tiers.items()
         )
         failures = list(self._refused.values())
+        self._refused.clear()  # whoever tries again may have mended it
         why = f". The last attempt failed: {failures[-1]}" if failures else ""
         raise StoreFullError(
             f"{format_bytes(nbytes)} more must leave the device to stay under the limit of {format_bytes(self.limit)}, "
@@ -322,15 +323,15 @@ class Pager:
 
     def _finish_evicts(self, pages: list[Page]) -> Generator[Action, Exception | None, tuple[int, int]]:
         left = freed = 0
-        failure: BaseException | None = None
+        failures: list[BaseException] = []
         for page in pages:
             try:
                 if (yield from self._finish_evict(page)):
                     left, freed = left + 1, freed + page.nbytes
             except BaseException as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                failures = [error]
+        if failures:
+            raise failures.pop()  # in no variable: it holds this frame (N21)
         return left, freed
 
     def _start_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
@@ -421,20 +422,23 @@ class Pager:
                 yield from self._start_fetch(page)
                 started.append(page)
         finally:
-            failure: BaseException | None = None
+            failures: list[BaseException] = []
             for page in started:
                 try:
                     yield from self._finish_fetch(page)
                 except BaseException as error:
-                    failure = error
-            if failure is not None:
-                raise failure
+                    failures = [error]
+            if failures:
+                raise failures.pop()  # in no variable: it holds this frame (N21)
 
     def _finish_fetch(self, page: Page) -> Actions:
         try:
             error = yield FinishFetch(page.id)
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # which holds this frame (N21)
         except BaseException:
             self.book.apply(page, Trigger.FAIL_FETCH)
             raise
@@ -456,5 +460,8 @@ class Pager:
                 return
             self.book.apply(page, Trigger.FAIL_FETCH)
             if not retry:
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # which holds this frame (N21)
             yield from self._free(None)

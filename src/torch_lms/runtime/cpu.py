@@ -62,8 +62,14 @@ class CpuExecutor(Executor):
         if copy is None or storage is None:
             return
         fill_storage(storage, entry.nbytes)
-        copy.storage = storage
-        copy.pending = self._disk.read(copy.slot, memory_of(storage))
+        try:
+            copy.storage = storage
+            copy.pending = self._disk.read(copy.slot, memory_of(storage))
+        except BaseException:  # it may be under way already
+            self._disk.settle(copy.slot)
+            copy.pending = copy.storage = None
+            self.release(entry)
+            raise
 
     def finish_fetch(self, entry: Entry) -> None:
         self._finish(entry, self.release)
@@ -86,8 +92,8 @@ class CpuExecutor(Executor):
         malloc.trim()
 
     def close(self) -> None:
-        self._copies.clear()
         self._disk.close()
+        self._copies.clear()
 
     def abandon(self) -> None:
         self._copies.clear()

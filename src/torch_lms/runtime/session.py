@@ -28,6 +28,7 @@ from torch_lms.pager import (
 )
 from torch_lms.residency import PageId, State
 from torch_lms.runtime.executor import CAN_SWAP, Executor
+from torch_lms.runtime.interrupts import Interrupts
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.stats import Stats
@@ -61,6 +62,8 @@ class Session(Sink, RawAccess):
         self._held_until: list[tuple[Callable[[], bool], Unit, tuple[PageId, ...]]] = []
         self.mode = LmsMode(self)
         self.lock = threading.RLock()
+        self.interrupted = False
+        self._interrupts = Interrupts(self._interrupt)
         self._new_executor = new_executor
         self._registry = Registry()
         self._lost_to_fork: set[PageId] | None = None
@@ -70,6 +73,7 @@ class Session(Sink, RawAccess):
         self._compiled = CompiledRegions(self._held_for_region)
         self._patches.install()
         self._compiled.install()
+        self._interrupts.install()
         self._calm_down()
 
     # -- told by capture ---------------------------------------------------------------------------------------------
@@ -93,7 +97,7 @@ class Session(Sink, RawAccess):
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return int((entries[0].unit if entries else self._default).pager.limit)
 
-    def begin(self, op: str, entries: list[Entry], new_bytes: int) -> None:
+    def begin(self, op: object, entries: list[Entry], new_bytes: int) -> None:
         if (not entries and not new_bytes) or self._is_left_alone(entries):
             return
         with self.lock:
@@ -301,7 +305,12 @@ class Session(Sink, RawAccess):
                 self._bury()
                 for unit, its in self._by_unit(list(entries)):
                     pages = tuple(entry.page for entry in its)
-                    unit.tell(Pinned(pages))
+                    try:
+                        unit.tell(Pinned(pages))
+                    except (RuntimeError, MemoryError) as error:
+                        if not self.is_out_of_memory(error):
+                            raise
+                        raise self.does_not_fit("pinned()", its, 0, error) from error
                     undo.callback(self._unpin, unit, pages)
                     unit.executor.use(its)
             yield
@@ -384,6 +393,13 @@ class Session(Sink, RawAccess):
             self._let_go()
             for unit in self._units.values():
                 unit.executor.close()
+        self._interrupts.uninstall()
+
+    def _interrupt(self, waits: bool) -> None:
+        self.interrupted = waits
+
+    def deliver(self) -> None:
+        self._interrupts.deliver()
 
     def _let_go(self) -> None:
         self.active = self.calm = False

@@ -52,7 +52,10 @@ class Copy(Pending):
         self._chunks_left = self.chunks
         self._error: StoreError | None = None
         self._lock = threading.Lock()
-        self._ended = threading.Event()
+        self._is_done = False
+        # not an Event: an interrupt inside its wait leaves its lock locked
+        self._under_way = threading.Lock()
+        self._under_way.acquire()
 
     def wait(self) -> None:
         self.settle()
@@ -61,11 +64,12 @@ class Copy(Pending):
             raise type(self._error)(*self._error.args) from self._error.__cause__
 
     def done(self) -> bool:
-        return self._ended.is_set()
+        return self._is_done
 
     def settle(self) -> None:
         """Wait for the end, however it turns out."""
-        self._ended.wait()
+        with self._under_way:
+            pass
 
     def perform(self, index: int, file: SpillFile, bounce: Bytes) -> None:
         """Move chunk ``index`` by way of ``bounce``: the page's own memory is not aligned enough for direct I/O."""
@@ -101,7 +105,8 @@ class Copy(Pending):
                 return
         self._memory = None
         self._after = []
-        self._ended.set()
+        self._is_done = True
+        self._under_way.release()
 
 
 class Write(Copy):

@@ -62,7 +62,11 @@ class DiskStore(Store):
         self._closed = False
         self._extents = Extents(ALIGNMENT)
         self._pages: dict[int, _Page] = {}  # by the offset of their slot
-        self._pool = IoPool(self._file, threads)
+        try:
+            self._pool = IoPool(self._file, threads)
+        except BaseException:
+            self._file.close()
+            raise
 
     @property
     def capacity(self) -> int:
@@ -100,6 +104,13 @@ class DiskStore(Store):
         with self._lock:
             page = self._page(slot)
             return self._start(page, Read(slot, memory, page.checksums, page.under_way()))
+
+    def settle(self, slot: Slot) -> None:
+        """Wait until no copy of ``slot`` is under way, however they turn out."""
+        with self._lock:
+            under_way = self._page(slot).under_way()
+        for copy in under_way:
+            copy.settle()
 
     def release(self, slot: Slot) -> None:
         with self._lock:

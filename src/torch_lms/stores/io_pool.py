@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 
+from torch_lms.errors import StoreError
 from torch_lms.stores.copies import CHUNK_BYTES, Copy
 from torch_lms.stores.spill_file import Bytes, SpillFile, aligned_buffer
 
@@ -29,8 +30,15 @@ class IoPool:
         # every thread's buffer is made here: a thread that died for want of one would leave its copies waiting forever
         tasks = [partial(self._serve, aligned_buffer(CHUNK_BYTES)) for _ in range(threads)]
         self._threads = [IoThread(task, f"torch-lms-disk-{number}") for number, task in enumerate(tasks)]
-        for thread in self._threads:
-            thread.start()
+        started = []
+        try:
+            for thread in self._threads:
+                thread.start()
+                started.append(thread)
+        except RuntimeError as error:
+            self._threads = started
+            self.close()
+            raise StoreError(f"no threads for the disk: {error}") from error
 
     def submit(self, copy: Copy) -> None:
         for index in range(copy.chunks):
