@@ -716,7 +716,7 @@ def test_steps_that_an_interrupt_hid_from_the_pager_can_be_repeated(pages: Pages
 @pytest.mark.parametrize("host_bytes", [PLENTY, 100_000, 0])
 def test_an_interrupted_step_leaves_books_that_add_up(host_bytes: int, tmp_path: Path) -> None:
     expected = one_stream(DelayedDevice())
-    for nth in (3, 50, 121, 300, 487, 700):
+    for nth in (3, 50, 121, 122, 123, 124, 300, 487, 700):
         rig = new_rig(tmp_path, host_bytes)
         with paged(rig, 0) as session:
             interrupt = Interrupt(rig.device, nth)

@@ -30,18 +30,11 @@ CHANGED_BY_ANY_MODE: set[str] = set()
 """They equal an empty dispatch mode, not a plain run (N22)."""
 
 BROKEN: set[str] = {
-    "lazy_clones",  # a copy-on-write storage cannot be fetched, nor the session ended
-    "quantized_by_channel",  # the scales in the quantizer are away
-    "nested_without_gradients",  # the shape of a nested tensor is asked
-    "arrays_inside_saved_objects",  # numpy() in __getstate__ sees freed memory: wrong numbers
+    "tensors_of_elements",  # PyTorch reads elements of lists without an operation
 }
 """They show a bug that is not repaired yet."""
 
-BROKEN_CRASH: list[str] = [
-    "sparse_products",  # t() and select() of a sparse tensor read it, but are taken for views
-    "nested_with_gradients",  # the shape of a nested tensor is asked, inside a destructor
-    "attention_of_jagged_tensors",  # the same
-]
+BROKEN_CRASH: list[str] = []
 """The same, but the process dies of it: not run at all."""
 
 
@@ -239,16 +232,25 @@ def integers_read_by_pytorch_itself() -> Any:
 def numbers_read_one_by_one() -> Any:
     x = torch.randn(32, 32)
     everything_leaves()
-    stacked = torch.tensor([x[0, 0], x[1, 1]]), torch.as_tensor([list(x[2]), list(x[3])])
-    return (
-        stacked,
-        float(x[0, 1]),
-        bool(x[3, 3] > 0),
-        int(x[4, 4] * 100),
-        [v.item() for v in x[5]],
-        f"{x[6, 6]:.3f}",
-        x[7],
+    numbers = float(x[0, 1]), bool(x[3, 3] > 0), int(x[4, 4] * 100), [v.item() for v in x[5]], f"{x[6, 6]:.3f}"
+    return numbers, 3.0 in x, max(x[8]), sorted(x[9]), torch.full((9,), x[1, 2]), x.clamp(x[0, 0], x[0, 1])
+
+
+@feature
+def tensors_of_elements() -> Any:
+    x = torch.randn(1024)
+    elements = [x[3], x[4]]
+    everything_leaves()
+    made = (
+        torch.tensor(elements),
+        torch.as_tensor([elements, elements]),
+        torch.asarray(elements),
+        x.new_tensor(elements),
     )
+    everything_leaves()
+    everything = torch.tensor(list(x)), torch.Tensor(elements), torch.FloatTensor(elements), x.new(elements)
+    everything_leaves()
+    return made, everything, torch.sparse_coo_tensor([[1, 2], [3, 4]], elements, (9, 9))
 
 
 @feature

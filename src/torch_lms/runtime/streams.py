@@ -175,9 +175,7 @@ class StreamExecutor(Executor):
             use.streams, use.arrived = set(), self._device.record(self._in)
             copy.read = use.arrived
         except BaseException as error:
-            self._device.synchronize(self._device.record(self._in))
-            self._device.free(storage)
-            copy.storage = None
+            self._undo_fetch(copy, storage)
             if not isinstance(error, StoreError):
                 raise
             copy.failure = error.with_traceback(None)  # its frames hold the storage
@@ -191,9 +189,19 @@ class StreamExecutor(Executor):
             failure, copy.failure = copy.failure, None
             raise failure
         use = self._use_of(entry)
-        if use.arrived is not None and use.home not in use.streams:
-            self._device.wait(use.home, use.arrived)
-            use.streams.add(use.home)
+        try:
+            if use.arrived is not None and use.home not in use.streams:
+                self._device.wait(use.home, use.arrived)
+                use.streams.add(use.home)
+        except BaseException:
+            if copy.storage is not None:
+                self._undo_fetch(copy, copy.storage)
+            raise
+        copy.storage = None
+
+    def _undo_fetch(self, copy: _Copy, storage: torch.UntypedStorage) -> None:
+        self._device.synchronize(self._device.record(self._in))
+        self._device.free(storage)
         copy.storage = None
 
     def use(self, entries: Iterable[Entry]) -> None:
