@@ -1,11 +1,15 @@
 """Every test starts and ends with LMS off, and with books that add up."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 import torch_lms
 from torch_lms.runtime import api
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
