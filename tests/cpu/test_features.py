@@ -30,6 +30,7 @@ CHANGED_BY_ANY_MODE: set[str] = set()
 """They equal an empty dispatch mode, not a plain run (N22)."""
 
 BROKEN: set[str] = {
+    "results_that_grow",  # one is evicted when the other grows, before it is known to be written
     "tensors_of_elements",  # PyTorch reads elements of lists without an operation
 }
 """They show a bug that is not repaired yet."""
@@ -127,6 +128,28 @@ def resized_by_the_user() -> Any:
     shrunk.untyped_storage().resize_(4 * 600)
     everything_leaves()
     return grown, freed, shrunk[:600] * 2, shrunk.untyped_storage().nbytes()
+
+
+@feature
+def results_into_given_tensors() -> Any:
+    x, out = torch.randn(32, 32), torch.empty(0)
+    torch.add(x, 1, out=out)
+    everything_leaves()
+    torch.mul(out, 2, out=out[:])
+    torch.matmul(x, x, out=out)
+    ordered = torch.sort(x, 1, out=(torch.empty(0), torch.empty(0, dtype=torch.int64)))
+    return out, ordered, torch.cat([x, x], out=torch.empty(7)), torch.empty(4).resize_as_(x).zero_()
+
+
+@feature
+def results_that_grow() -> Any:
+    """One of them is a page before, the other becomes one."""
+    x, low, high = torch.randn(1024, 8), torch.zeros(600), torch.empty(0)
+    low.resize_(0)
+    everything_leaves()
+    torch.aminmax(x, dim=1, out=(low, high))
+    everything_leaves()
+    return low, high, x
 
 
 @feature
