@@ -34,7 +34,7 @@ class Census(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
                 nbytes = _storage_nbytes(storage)
-                if nbytes >= MIN_SIZE:
+                if nbytes >= MIN_SIZE and not (leaf.dtype is torch.int64 and nbytes < 1 << 20):  # no pages (N12)
                     used[id(storage)] = nbytes
                     self._seen[id(storage)] = weakref.ref(storage)
                     self._sizes[id(storage)] = nbytes

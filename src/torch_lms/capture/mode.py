@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
 from torch_lms.capture.collectives import finish_of
-from torch_lms.capture.registry import Entry
+from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes
 from torch_lms.capture.tensors import (
@@ -27,6 +27,9 @@ from torch_lms.capture.tensors import (
     untyped_storage,
 )
 from torch_lms.capture.told import Told
+
+_FILLED_UNSEEN = 64 << 10
+"""PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
 
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -240,11 +243,11 @@ class LmsMode(TorchDispatchMode):
             self._sink.end(entries, [])
 
     def _noticed(self, result: Any, info: OpInfo) -> Any:
-        """``result``, with the pages in it known. Empty ones are none before their first operation (N12)."""
-        if info.empty:
-            return result
+        """``result``, with the pages in it known. Small empty ones are none before their first operation (N12)."""
         if isinstance(result, torch.Tensor) and is_plain(result) and result.layout is torch.strided:
-            self._sink.entry_of(untyped_storage(result), result)
+            storage = untyped_storage(result)
+            if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:
+                self._sink.entry_of(storage, result)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
                 self._entry(tensor)

@@ -35,8 +35,12 @@ from torch_lms.runtime.stats import Stats
 from torch_lms.runtime.unit import REFRESH_EVERY_S, Unit
 from torch_lms.units import format_bytes
 
-_SMALL_INTEGERS = 1 << 20
-"""Integer tensors on the CPU below this are read by PyTorch itself without an operation that shows it (N12)."""
+_READ_UNSEEN = {torch.int32: 1 << 20, torch.int64: 1 << 20}
+"""Tensors of these types on the CPU below so many bytes are read by PyTorch itself without an operation that shows it:
+lengths and indices (N12)."""
+
+_SMALL = 64 << 10
+"""The same for the other integer types."""
 
 
 class Session(Sink, RawAccess):
@@ -571,9 +575,9 @@ def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
 
 
 def _is_read_unseen(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
-    if storage_nbytes(storage) >= _SMALL_INTEGERS or tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
-    return not tensor.is_floating_point() and not tensor.is_complex()
+    return bool(storage_nbytes(storage) < _READ_UNSEEN.get(tensor.dtype, _SMALL))
 
 
 def _check(entry: Entry, storage: torch.UntypedStorage) -> None:
