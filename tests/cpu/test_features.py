@@ -30,7 +30,6 @@ CHANGED_BY_ANY_MODE: set[str] = set()
 """They equal an empty dispatch mode, not a plain run (N22)."""
 
 BROKEN: set[str] = {
-    "results_that_grow",  # one is evicted when the other grows, before it is known to be written
     "tensors_of_elements",  # PyTorch reads elements of lists without an operation
 }
 """They show a bug that is not repaired yet."""

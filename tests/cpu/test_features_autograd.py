@@ -44,9 +44,7 @@ CHANGED_BY_ANY_MODE: set[str] = {
 }
 """They equal an empty dispatch mode, not a plain run (N22)."""
 
-BROKEN: set[str] = {
-    "inference_with_singular_values",  # taken apart under our mode, where an empty mode runs them whole
-}
+BROKEN: set[str] = set()
 """They show a bug that is not repaired yet."""
 
 BROKEN_CRASH: list[str] = []

@@ -30,8 +30,6 @@ CHANGED_BY_ANY_MODE: set[str] = set()
 """They equal an empty dispatch mode, not a plain run (N22)."""
 
 BROKEN: set[str] = {
-    "files_of_traced_modules",  # their save() is not the one that is patched
-    "files_of_other_scripts",  # tensors that are neither parameters nor buffers are written as empty
     "scripts_that_print",  # str() makes a tensor of its own and reads it without an operation
 }
 """They show a bug that is not repaired yet."""

@@ -37,6 +37,10 @@ class RawAccess(Told):
     """Whoever is told of raw accesses before they happen."""
 
     @abstractmethod
+    def all_held(self) -> AbstractContextManager[None]:
+        """Inside, every page is on the device, whatever the limit."""
+
+    @abstractmethod
     def unseen(self) -> AbstractContextManager[None]:
         """Inside, this thread's operations pass unseen, and their results are no pages."""
 
@@ -82,7 +86,8 @@ class RawPatches:
         for name in ("_save", "_legacy_save"):
             self._patch(torch.serialization, name, self._saves)
         for name in _SCRIPT:
-            self._patch(torch.jit._script.RecursiveScriptModule, name, self._script_saving)
+            for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
+                self._patch(saved, name, self._script_saving)
         for name in ("__deepcopy__", "__getstate__", "__setstate__"):
             self._patch(torch._C.ScriptObject, name, self._in_object)
         for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
@@ -194,10 +199,12 @@ class RawPatches:
         return patched
 
     def _script_saving(self, original: Any) -> Any:
+        """Scripts hold constants that nobody can list, and C++ writes them all."""
+
         @wraps(original)
-        def patched(module: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._touching(self._pages((*module.parameters(), *module.buffers())), written=False):
-                return original(module, *args, **kwargs)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with self._told.all_held():
+                return original(*args, **kwargs)
 
         return patched
 

@@ -53,6 +53,9 @@ _KEPT_RESULTS = frozenset(
 )
 """Operators of whose results the same is true."""
 
+_LEFT_WHOLE = ("aten::linalg_", "aten::nuclear_norm", "aten::pinverse", "aten::norm")
+"""Composite operators that take other routines for their parts while a mode is on (N22)."""
+
 _OBJECT = "__torch__.torch.classes."
 
 _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
@@ -147,7 +150,9 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         writes=writes,
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU"),
+        composite=has_kernel(func.name(), "CompositeImplicitAutograd")
+        and not has_kernel(func.name(), "CPU")
+        and not schema.name.startswith(_LEFT_WHOLE),
         opaque=False,
         keeps=keeps,
         keeps_results=schema.name in _KEPT_RESULTS,

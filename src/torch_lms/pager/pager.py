@@ -194,8 +194,10 @@ class Pager:
         discards: list[Action] = []
         for page_id in pages:
             page = self.book[page_id] if page_id in self.book else None
-            if page is not None and page.tier is not None:
-                discards.append(Discard(page_id, page.tier))
+            if page is not None and page.state is State.CLEAN:  # if it has left meanwhile, that was after the write
+                tier = page.tier
+                assert tier is not None
+                discards.append(Discard(page_id, tier))
                 self._withdraw(page)
                 self.book.apply(page, Trigger.WRITE)
                 self._offer(page)

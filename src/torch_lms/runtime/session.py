@@ -142,6 +142,17 @@ class Session(Sink, RawAccess):
                 unit.tell(Pinned(pages))
                 self._held_until.append((is_over, unit, pages))
 
+    @contextmanager
+    def all_held(self) -> Iterator[None]:
+        with ExitStack() as undo:
+            with self.lock:
+                self._bury()
+                for unit in self._units.values():
+                    pages = tuple(page.id for page in unit.pager.book)
+                    unit.tell(Pinned(pages))
+                    undo.callback(self._unpin, unit, pages)
+            yield
+
     def unseen(self) -> AbstractContextManager[None]:
         return self.mode.left_out()
 
