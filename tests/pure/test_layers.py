@@ -24,10 +24,12 @@ WITHOUT_TORCH = [
     "torch_lms.errors",
     "torch_lms.units",
     "torch_lms.imported",
+    "torch_lms.trace",
     "torch_lms.machine",
     "torch_lms.residency",
     "torch_lms.policy",
     "torch_lms.pager",
+    "torch_lms.planner",
     "torch_lms.cli.main",
 ]
 

@@ -1,0 +1,7 @@
+"""From a trace to a plan."""
+
+from torch_lms.planner.evictions import choose, moved_out
+from torch_lms.planner.floor import floor_bytes, optimum_bytes
+from torch_lms.planner.gaps import Gap, gaps_of
+
+__all__ = ["Gap", "choose", "floor_bytes", "gaps_of", "moved_out", "optimum_bytes"]

@@ -1,0 +1,80 @@
+"""When pages are not in use: what a plan may choose from."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch_lms.trace import Trace
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A time between two uses of a page, in which it may be away.
+
+    Attributes:
+        page: its number in the trace.
+        after: the operation after which it begins; -1 if it goes on from the step before, unknown since when.
+        before: the operation that needs the page next, of the following step if the gap wraps; -1 if nobody will.
+        spans: the operations during which it may be away, first and last; two if the gap wraps around the step's end.
+        nbytes: size of the page.
+        version: content that it has meanwhile. Gaps of one version share one copy.
+        is_copied: whether that content has a lower copy from an earlier step: nothing in the step ever changes it.
+    """
+
+    page: int
+    after: int
+    before: int
+    spans: tuple[Span, ...]
+    nbytes: int
+    version: int
+    is_copied: bool
+
+
+def gaps_of(trace: Trace) -> list[Gap]:
+    """All gaps of all pages that may leave, in order of page and time. A step is taken to follow its like."""
+    return [gap for page in range(len(trace.pages)) for gap in _gaps_of_page(trace, page)]
+
+
+def _gaps_of_page(trace: Trace, number: int) -> list[Gap]:
+    page, uses = trace.pages[number], trace.uses[number]
+    if page.unpageable:
+        return []
+    end = len(trace.ops)
+    heir = page.becomes if page.dead == end else -1
+    if not uses:
+        if page.born < 0 and heir == number:  # it left long ago
+            return [Gap(number, -1, -1, _spans((0, end - 1)), page.nbytes, _version(number, 0, end), True)]
+        return []  # a rest of the step before: its gap began there
+    found = []
+    writes = [use for use in uses if use == page.born or number in trace.ops[use].writes]
+    is_constant = heir == number and not writes
+    last_write = -1 if page.born >= 0 or not writes else writes[-1]  # cyclic: that of the step before
+    for use, following in pairwise(uses):
+        last_write = use if use in writes else last_write
+        spans = _spans((use + 1, following - 1))
+        if spans:
+            version = _version(number, last_write + 1, end)
+            found.append(Gap(number, use, following, spans, page.nbytes, version, is_constant))
+    last_write = uses[-1] if uses[-1] in writes else last_write
+    version = _version(number, last_write + 1, end)
+    if page.dead < end:
+        spans, before = _spans((uses[-1] + 1, page.dead)), -1
+    elif heir < 0:
+        spans, before = _spans((uses[-1] + 1, end - 1)), -1
+    else:
+        again = trace.uses[heir]
+        spans = _spans((uses[-1] + 1, end - 1), (0, again[0] - 1 if again else min(trace.pages[heir].dead, end - 1)))
+        before = again[0] if again else -1
+    if spans:
+        found.append(Gap(number, uses[-1], before, spans, page.nbytes, version, is_constant))
+    return found
+
+
+def _spans(*given: Span) -> tuple[Span, ...]:
+    return tuple(span for span in given if span[0] <= span[1])
+
+
+def _version(page: int, write: int, ops: int) -> int:
+    """A number for what ``page`` holds after its ``write``-th operation."""
+    return page * (ops + 2) + write

@@ -1,0 +1,8 @@
+"""What one step did: its operations in order, and the pages that they used. Frozen, and can be saved."""
+
+from torch_lms.trace.curve import Curve, demand_curve
+from torch_lms.trace.file import load, save
+from torch_lms.trace.record import Trace, TracedOp, TracedPage
+from torch_lms.trace.recorder import Living, Recorder
+
+__all__ = ["Curve", "Living", "Recorder", "Trace", "TracedOp", "TracedPage", "demand_curve", "load", "save"]

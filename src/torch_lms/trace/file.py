@@ -1,0 +1,47 @@
+"""Traces as files: JSON lines, the first of which says what it is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch_lms.errors import UsageError
+from torch_lms.trace.record import Trace, TracedOp, TracedPage
+
+_FORMAT, _VERSION = "torch-lms trace", 1
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Write ``trace`` to ``path``: a line about the file, a line for each page, a line for each operation."""
+    head = {"format": _FORMAT, "version": _VERSION, "pages": len(trace.pages), "ops": len(trace.ops)}
+    with path.open("w") as file:
+        for line in (head, *(page._asdict() for page in trace.pages), *(op._asdict() for op in trace.ops)):
+            file.write(json.dumps(line) + "\n")
+
+
+def load(path: Path) -> Trace:
+    """The trace that ``save`` wrote.
+
+    Raises:
+        UsageError: the file is none, or not whole.
+    """
+    try:
+        lines: list[dict[str, Any]]
+        head, *lines = map(json.loads, path.read_text().splitlines())
+        if head["format"] != _FORMAT or head["version"] != _VERSION:
+            raise UsageError(f"{path}: expected a {_FORMAT!r} of version {_VERSION}; got {head}")
+        if len(lines) != head["pages"] + head["ops"]:
+            expected = f"{head['pages']} pages and {head['ops']} operations"
+            raise UsageError(f"{path} is not whole: expected {expected}, got {len(lines)} lines: record it again")
+        pages = [TracedPage(**line) for line in lines[: head["pages"]]]
+        ops = [TracedOp(**_tupled(line)) for line in lines[head["pages"] :]]
+        trace = Trace(tuple(pages), tuple(ops))
+        trace.uses  # noqa: B018 - every page named must be there
+        return trace
+    except UsageError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{path}: expected a trace as `torch-lms trace` writes it; got {error}") from error
+
+
+def _tupled(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}

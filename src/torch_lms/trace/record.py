@@ -1,0 +1,76 @@
+"""The records that a trace is made of."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class TracedPage(NamedTuple):
+    """A page of the step. Its number is its index in the trace.
+
+    Attributes:
+        nbytes: bytes of its storage.
+        born: the operation that created it; -1 if it lived before the step.
+        dead: the operation after which it died; the number of operations if it outlived the step.
+        unpageable: why it must stay on the device, "" if it may leave.
+        becomes: if it outlives the step, the number that such a page has at the start of the next; -1 if not known.
+    """
+
+    nbytes: int
+    born: int
+    dead: int
+    unpageable: str = ""
+    becomes: int = -1
+
+
+class TracedOp(NamedTuple):
+    """One operation that used pages.
+
+    Attributes:
+        name: as in "aten::mm"; "access" if bytes were touched outside any operation.
+        pages: those that had to be resident, in the order of the arguments.
+        writes: those among them that it wrote.
+        creates: those that it made, in order.
+        new_bytes: what it said beforehand that it would create.
+        seconds: from its start to the start of the next, the program's own time included; waiting for copies is not.
+    """
+
+    name: str
+    pages: tuple[int, ...]
+    writes: tuple[int, ...]
+    creates: tuple[int, ...]
+    new_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step.
+
+    Attributes:
+        pages: all pages that lived during the step, those not used in it included.
+        ops: all operations that used a page, in order.
+    """
+
+    pages: tuple[TracedPage, ...]
+    ops: tuple[TracedOp, ...]
+
+    @cached_property
+    def uses(self) -> tuple[tuple[int, ...], ...]:
+        """For each page, the operations that used or created it, in order."""
+        found: list[list[int]] = [[] for _ in self.pages]
+        for number, op in enumerate(self.ops):
+            for page in {*op.pages, *op.creates}:
+                found[page].append(number)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def working_set_bytes(self) -> int:
+        """W: what the largest operation has to have on the device at once."""
+        sizes = (sum(self.pages[page].nbytes for page in {*op.pages, *op.creates}) for op in self.ops)
+        return max(sizes, default=0)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(op.seconds for op in self.ops)

@@ -1,0 +1,116 @@
+"""Which pages a plan has away: the limit holds, and next to nothing is moved that need not be."""
+
+import random
+
+import numpy as np
+import pytest
+
+from torch_lms.planner import choose, floor_bytes, gaps_of, moved_out, optimum_bytes
+from torch_lms.trace import Trace, TracedOp, TracedPage, demand_curve
+
+
+def training(sizes: list[int], weights: list[int]) -> Trace:
+    """A chain of layers: forward, backward (which needs the layer's input and weight), update of every weight."""
+    count = len(sizes) - 1
+    pages = [TracedPage(nbytes, -1, 0, becomes=n) for n, nbytes in enumerate(weights)]
+    ops: list[TracedOp] = []
+    inputs = [len(pages)]
+    pages.append(TracedPage(sizes[0], -1, 0))
+    for n in range(count):
+        pages.append(TracedPage(sizes[n + 1], len(ops), 0))
+        inputs.append(len(pages) - 1)
+        ops.append(TracedOp("forward", (n, inputs[n]), (), (inputs[n + 1],), sizes[n + 1], 1.0))
+    slopes = [inputs[-1]]
+    last_use = {}
+    for n in reversed(range(count)):
+        pages.append(TracedPage(sizes[n], len(ops), 0))
+        pages.append(TracedPage(weights[n], len(ops), 0))
+        made = len(pages) - 2
+        ops.append(TracedOp("backward", (n, inputs[n], slopes[-1]), (), (made, made + 1), sizes[n] + weights[n], 2.0))
+        last_use[inputs[n]] = last_use[slopes[-1]] = len(ops) - 1
+        ops.append(TracedOp("update", (n, made + 1), (n,), (), 0, 0.1))
+        last_use[made + 1] = len(ops) - 1
+        last_use[made] = len(ops) - 1
+        slopes.append(made)
+    after = len(ops)
+    return Trace(
+        tuple(p._replace(dead=after if n < count else last_use.get(n, after - 1)) for n, p in enumerate(pages)),
+        tuple(ops),
+    )
+
+
+def random_training(seed: int) -> Trace:
+    dice = random.Random(seed)
+    count = dice.randint(4, 12)
+    return training([dice.randint(5, 60) for _ in range(count + 1)], [dice.randint(1, 40) for _ in range(count)])
+
+
+def resident(trace: Trace, limit: int) -> np.ndarray:
+    """Bytes on the device at each operation, by the plan, counted anew."""
+    there = np.array(demand_curve(trace).nbytes)
+    for gap in choose(trace, limit):
+        for first, last in gap.spans:
+            there[first : last + 1] -= gap.nbytes
+    return there
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("share", [1, 2, 4, 8])
+def test_the_limit_holds_wherever_an_operation_alone_allows_it(seed: int, share: int) -> None:
+    trace = random_training(seed)
+    limit = demand_curve(trace).demand_bytes // share
+    for position, nbytes in enumerate(resident(trace, limit)):
+        op = trace.ops[position]
+        needed = sum(trace.pages[page].nbytes for page in {*op.pages, *op.creates})
+        stuck = sum(  # away before its last use or after it, never
+            page.nbytes
+            for number, page in enumerate(trace.pages)
+            if page.born <= position <= page.dead
+            and number not in {*op.pages, *op.creates}
+            and not any(a <= position <= b for gap in gaps_of(trace) if gap.page == number for a, b in gap.spans)
+            and not any(
+                a <= position <= b
+                for gap in gaps_of(trace)
+                if trace.pages[gap.page].becomes == number
+                for a, b in gap.spans
+            )
+        )
+        assert nbytes <= max(limit, needed + stuck)
+
+
+def test_nothing_moves_while_everything_fits() -> None:
+    trace = random_training(0)
+    assert choose(trace, demand_curve(trace).demand_bytes) == []
+    assert floor_bytes(trace, demand_curve(trace).demand_bytes) == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("share", [2, 4])
+def test_within_5_percent_of_the_optimum(seed: int, share: int) -> None:
+    trace = random_training(seed)
+    limit = demand_curve(trace).demand_bytes // share
+    floor, optimum, moved = floor_bytes(trace, limit), optimum_bytes(trace, limit), moved_out(choose(trace, limit))
+    assert floor - 1e-6 <= optimum <= moved + 1e-6
+    assert moved <= 1.05 * optimum
+
+
+def test_a_plan_is_the_same_each_time() -> None:
+    trace = random_training(3)
+    limit = demand_curve(trace).demand_bytes // 3
+    assert choose(trace, limit) == choose(trace, limit)
+
+
+def test_weights_that_nothing_writes_move_out_once_and_for_all() -> None:
+    weights = [TracedPage(50, -1, 4, becomes=n) for n in range(4)]
+    trace = Trace(tuple(weights), tuple(TracedOp("forward", (n,), (), (), 0, 1.0) for n in range(4)))
+    chosen = choose(trace, 100)
+    assert chosen
+    assert moved_out(chosen) == 0
+    assert floor_bytes(trace, 100) == 0
+
+
+def test_what_must_stay_stays() -> None:
+    trace = random_training(5)
+    pinned = Trace(tuple(page._replace(unpageable="shared memory") for page in trace.pages), trace.ops)
+    assert gaps_of(pinned) == []
+    assert choose(pinned, 1) == []
