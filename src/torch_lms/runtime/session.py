@@ -144,13 +144,7 @@ class Session(Sink, RawAccess):
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
-        with ExitStack() as undo:
-            with self.lock:
-                self._bury()
-                for unit in self._units.values():
-                    pages = tuple(page.id for page in unit.pager.book)
-                    unit.tell(Pinned(pages))
-                    undo.callback(self._unpin, unit, pages)
+        with self._held_entries(list(self._registry)):
             yield
 
     def unseen(self) -> AbstractContextManager[None]:
@@ -315,10 +309,16 @@ class Session(Sink, RawAccess):
     def _held(self, tensors: list[Any]) -> Iterator[None]:
         with no_torch_function():
             entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
+        with self._held_entries(list(entries)):
+            yield
+
+    @contextmanager
+    def _held_entries(self, entries: list[Entry]) -> Iterator[None]:
         with ExitStack() as undo:
             with self.lock:
                 self._bury()
-                for unit, its in self._by_unit(list(entries)):
+                living = [entry for entry in entries if entry.page in entry.unit.pager.book]
+                for unit, its in self._by_unit(living):
                     pages = tuple(entry.page for entry in its)
                     try:
                         unit.tell(Pinned(pages))
