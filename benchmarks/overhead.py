@@ -22,9 +22,10 @@ from typing import Any
 
 import click
 import torch
+from nets import UNet3d, encoder, resnet
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
@@ -162,67 +163,6 @@ def measure_op(case: OpCase, rounds: int, calls: int) -> OpResult:
 # -- training steps --------------------------------------------------------------------------------------------------
 
 
-class Residual(nn.Module):
-    """Two 3x3 convolutions around a shortcut."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def resnet18(classes: int = 15) -> nn.Module:
-    """The network of He et al. 2015, table 1, 18 layers."""
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
-    blocks = [Residual(*width) for width in [*widths, (512, 512, 1)]]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
-
-
-def encoder(layers: int = 2, width: int = 512) -> nn.Module:
-    """A transformer encoder with pre-norm layers."""
-    layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.1, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-
-
-class UNet3d(nn.Module):
-    """Three levels, two convolutions each, skips by concatenation."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        wider, widest = 2 * width, 4 * width
-        self.down = nn.ModuleList([self._block(1, width), self._block(width, wider), self._block(wider, widest)])
-        self.up = nn.ModuleList([self._block(widest + wider, wider), self._block(wider + width, width)])
-        self.head = nn.Conv3d(width, 3, 1)
-
-    @staticmethod
-    def _block(inputs: int, outputs: int) -> nn.Module:
-        ends = [(inputs, outputs), (outputs, outputs)]
-        return nn.Sequential(
-            *(m for a, b in ends for m in (nn.Conv3d(a, b, 3, padding=1), nn.InstanceNorm3d(b), nn.LeakyReLU(0.01)))
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        first = self.down[0](x)
-        second = self.down[1](nn.functional.max_pool3d(first, 2))
-        x = self.down[2](nn.functional.max_pool3d(second, 2))
-        x = self.up[0](torch.cat([nn.functional.interpolate(x, scale_factor=2), second], 1))
-        x = self.up[1](torch.cat([nn.functional.interpolate(x, scale_factor=2), first], 1))
-        result: Tensor = self.head(x)
-        return result
-
-
 @dataclass(frozen=True, slots=True)
 class StepCase:
     """A model in training; ``shape`` is that of a batch."""
@@ -233,12 +173,12 @@ class StepCase:
 
 
 STEPS = [
-    StepCase("ResNet-18, 16 x 224^2", resnet18, (16, 3, 224, 224)),
+    StepCase("ResNet-18, 16 x 224^2", partial(resnet, 18), (16, 3, 224, 224)),
     StepCase("transformer encoder, 2 layers of 512, 16 x 384 tokens", encoder, (16, 384, 512)),
     StepCase("3D U-Net, width 16, 80^3", UNet3d, (1, 1, 80, 80, 80)),
 ]
 QUICK_STEPS = [
-    StepCase("ResNet-18, 2 x 64^2", resnet18, (2, 3, 64, 64)),
+    StepCase("ResNet-18, 2 x 64^2", partial(resnet, 18), (2, 3, 64, 64)),
     StepCase("transformer encoder, 1 layer of 64", partial(encoder, 1, 64), (2, 16, 64)),
     StepCase("3D U-Net, width 4, 16^3", partial(UNet3d, 4), (1, 1, 16, 16, 16)),
 ]

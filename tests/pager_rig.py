@@ -25,8 +25,8 @@ from torch_lms.pager import (
     StartFetch,
     drive,
 )
-from torch_lms.policy import Policy, Reactive
-from torch_lms.residency import PageId, State, Tier
+from torch_lms.policy import Ahead, Policy, Reactive, View
+from torch_lms.residency import Page, PageId, State, Tier
 
 IN_FLIGHT = -1
 """The version of a device copy that has been started, and not waited for."""
@@ -217,7 +217,9 @@ class Rig:
         self.pager.validate()
         assert {page.id for page in self.pager.book} == self.truth.keys()
         for page in self.pager.book:
-            assert page.state not in (State.EVICTING, State.FETCHING), f"{page.story}: left under way"
+            if page.state in (State.EVICTING, State.FETCHING):
+                self._check_under_way(page)
+                continue
             if page.state.on_device:
                 self.read([page.id])
             else:
@@ -233,6 +235,28 @@ class Rig:
             assert page_id in self.truth or page_id in self.torn, f"page {page_id} is dead, its copy is not"
         assert self.pager.book.ledger.host <= self.pager.tiers.get(Tier.HOST, 0)
         assert self.pager.book.ledger.disk <= self.pager.tiers.get(Tier.DISK, 0)
+
+    def _check_under_way(self, page: Page) -> None:
+        """Only what nobody uses is, and only if the policy looked ahead."""
+        assert isinstance(self.pager.policy, Foreseeing), f"{page.story}: left under way"
+        assert not page.pins, f"{page.story}: in use while it is under way"
+        assert self.lower[page.id].version == self.truth[page.id], f"{page.story}: a stale copy is under way"
+        if page.state is State.EVICTING:
+            self.read([page.id])
+        else:
+            assert self.lower[page.id].complete, f"{page.story}: an unfinished copy is under way"
+            assert self.device[page.id] == IN_FLIGHT, f"{page.story}: not under way"
+
+
+@dataclass
+class Foreseeing(Reactive):
+    """Reactive, but for what it is told to begin beside the next operation."""
+
+    next: Ahead | None = None
+
+    def ahead(self, view: View) -> Ahead | None:
+        ahead, self.next = self.next, None
+        return ahead
 
 
 def new_rig(

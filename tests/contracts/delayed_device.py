@@ -171,6 +171,9 @@ class DelayedDevice(StreamDevice):
         self._called("record")
         return self._record(stream)
 
+    def seconds_between(self, first: Mark, second: Mark) -> float:
+        return float(second.position - first.position)
+
     def wait(self, stream: Stream, event: Mark) -> None:
         self._called("wait")
         if (stream.kind, event.stream.kind) in self._deaf:

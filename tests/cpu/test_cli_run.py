@@ -349,6 +349,36 @@ def test_script_of_2019_finds_ibms_names(desk: Desk) -> None:
     assert (ended.code, ended.stdout) == (0, "True\n")
 
 
+def test_trace_and_timeline_of_the_last_step(desk: Desk) -> None:
+    script = desk.write("train.py", TRAIN.format(ending=""))
+    ended = desk.run([*LMS, "--limit", "12MB", "--trace", "t.jsonl", "--timeline", "t.json"], script, "5")
+    assert (ended.code, ended.stderr) == (0, "")
+    events = json.loads((desk.directory / "t.json").read_text())["traceEvents"]
+    assert {"evict", "fetch", "aten::addmm"} <= {event["name"] for event in events}
+    summary = desk.run([sys.executable, "-m", "torch_lms", "trace"], "t.jsonl", "--json", "summary.json")
+    assert (summary.code, summary.stderr) == (0, "")
+    assert "aten::addmm" in summary.stdout
+    found = json.loads((desk.directory / "summary.json").read_text())
+    assert found["summary"]["demand_bytes"] == max(found["demand_curve"])
+    assert len(found["summary"]["largest"]) == 10
+    assert sum(nbytes for _, nbytes in found["summary"]["holders"]) == found["summary"]["demand_bytes"]
+
+
+def test_where_room_was_never_short_there_is_no_trace(desk: Desk) -> None:
+    script = desk.write("train.py", TRAIN.format(ending=""))
+    ended = desk.run([*LMS, "--trace", "t.jsonl"], script, "1")
+    assert ended.code == 0
+    assert "Set a lower --limit" in ended.stderr
+    assert not (desk.directory / "t.jsonl").exists()
+
+
+def test_a_file_that_is_no_trace(desk: Desk) -> None:
+    ended = desk.run([sys.executable, "-m", "torch_lms", "trace"], desk.write("x.jsonl", "{}\n"))
+    assert ended.code != 0
+    assert "expected a trace" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_statistics_after_the_script_has_ended_its_session(desk: Desk) -> None:
     script = desk.write("ends.py", "import torch, torch_lms\ntorch.ones(9).sum()\ntorch_lms.disable()")
     assert desk.run(LMS, "--limit", "4MB", "--stats", "stats.json", script) == Ended(0, "", "")

@@ -64,7 +64,7 @@ def reference(workload: Workload) -> tuple[list[torch.Tensor], int]:
     return expected, demand
 
 
-@pytest.mark.parametrize("share", [2, 4, 0], ids=["half", "quarter", "zero"])
+@pytest.mark.parametrize("share", [2, 4, 8, 0], ids=["half", "quarter", "eighth", "zero"])
 def test_equal_to_the_bit(workload: Workload, reference: tuple[list[torch.Tensor], int], share: int) -> None:
     expected, demand = reference
     limit = demand // share if share else 0

@@ -29,7 +29,9 @@ WITHOUT_TORCH = [
     "torch_lms.residency",
     "torch_lms.policy",
     "torch_lms.pager",
+    "torch_lms.timeline",
     "torch_lms.planner",
+    "torch_lms.report",
     "torch_lms.cli.main",
 ]
 

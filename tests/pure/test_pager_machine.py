@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pager_rig import Interrupt, Rig, new_rig
+from pager_rig import Foreseeing, Interrupt, Rig, new_rig
 
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.pager import (
     Accessed,
     Action,
+    Copied,
     Created,
     Discard,
     Exported,
@@ -32,7 +33,8 @@ from torch_lms.pager import (
     StepEnded,
     Unpinned,
 )
-from torch_lms.residency import PageId
+from torch_lms.policy import Ahead
+from torch_lms.residency import PageId, State
 
 SIZES = st.integers(1, 60)
 LIMITS = st.one_of(st.just(0), st.integers(0, 200))
@@ -70,7 +72,8 @@ class PagerMachine(RuleBasedStateMachine):
 
     @initialize(limit=LIMITS, host=TIERS, disk=TIERS)
     def start(self, limit: int, host: int | None, disk: int | None) -> None:
-        self.rig = new_rig(limit, host=host, disk=disk)
+        self.policy = Foreseeing()
+        self.rig = new_rig(limit, policy=self.policy, host=host, disk=disk)
         self.next_page = 0
         self.running: list[Operation] = []
         self.pins: list[tuple[PageId, ...]] = []
@@ -144,11 +147,25 @@ class PagerMachine(RuleBasedStateMachine):
         self.next_page += 1
 
     @precondition(lambda self: len(self.running) < 3)
-    @rule(picks=PICKS, writes=PICKS, new=st.lists(SIZES, max_size=3), told=st.booleans(), faults=FAULTS)
+    @rule(
+        picks=PICKS,
+        writes=PICKS,
+        new=st.lists(SIZES, max_size=3),
+        told=st.booleans(),
+        ahead=st.none() | st.tuples(PICKS, PICKS),
+        faults=FAULTS,
+    )
     def operation_begins(
-        self, picks: list[int], writes: list[int], new: list[int], told: bool, faults: dict[int, str]
+        self,
+        picks: list[int],
+        writes: list[int],
+        new: list[int],
+        told: bool,
+        ahead: tuple[list[int], list[int]] | None,
+        faults: dict[int, str],
     ) -> None:
-        """It may create more than was known beforehand (``told``)."""
+        """It may create more than was known beforehand (``told``). What is ``ahead`` may begin beside it."""
+        self.policy.next = None if ahead is None else Ahead(*map(self.pick, ahead))
         written = self.pick(writes)
         pages = tuple(dict.fromkeys((*self.pick(picks), *written)))
         new_bytes = sum(new) if told else 0
@@ -162,6 +179,12 @@ class PagerMachine(RuleBasedStateMachine):
                 self.rig.truth[self.next_page] = self.rig.device[self.next_page] = 0
                 self.rig.tell(Created(self.next_page, nbytes))
                 self.next_page += 1
+
+    @rule(picks=PICKS, faults=FAULTS)
+    def copies_end(self, picks: list[int], faults: dict[int, str]) -> None:
+        under_way = self.pick(picks, among=lambda page: self.rig.state(page) in (State.EVICTING, State.FETCHING))
+        with self.faults(faults):
+            self.rig.tell(Copied(under_way))
 
     def check_room(self, new_bytes: int) -> None:
         pager = self.rig.pager
@@ -210,7 +233,8 @@ class PagerMachine(RuleBasedStateMachine):
 
     @rule(picks=PICKS, nbytes=SIZES, faults=FAULTS)
     def resize(self, picks: list[int], nbytes: int, faults: dict[int, str]) -> None:
-        for page in self.pick(picks[:1], among=lambda page: self.rig.state(page).on_device):
+        ready = (State.RESIDENT, State.CLEAN)
+        for page in self.pick(picks[:1], among=lambda page: self.rig.state(page) in ready):
             with self.faults(faults):
                 self.rig.resize(page, nbytes)
 

@@ -26,7 +26,7 @@ from torch_lms.capture.tensors import (
     tensors_within,
     untyped_storage,
 )
-from torch_lms.capture.told import Told
+from torch_lms.capture.told import RawUse, Told, Use
 
 _FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -236,7 +236,7 @@ class LmsMode(TorchDispatchMode):
             if _OUT_OF_BOUNDS not in str(error):
                 raise
         entries = self._entries(tensors)
-        self._sink.require(func, entries, 0)
+        self._sink.require(RawUse(str(func), is_regular=False), entries, 0)
         try:
             return func(*args, **kwargs)
         finally:
@@ -266,7 +266,7 @@ class LmsMode(TorchDispatchMode):
 
 
 @dataclass(slots=True)
-class _Op:
+class _Op(Use):
     """One call of an operator. Lives as long as the call (N21).
 
     Attributes:
@@ -282,6 +282,9 @@ class _Op:
     entries: list[Entry]
     new_bytes: int = 0
     undo: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.name = self.info.name
 
     def __str__(self) -> str:
         shapes = [f"{t.dtype}{list(t.shape)}".removeprefix("torch.") for t in self.tensors if hasattr(t, "shape")]

@@ -13,7 +13,7 @@ import torch.utils.dlpack
 
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
-from torch_lms.capture.told import Told
+from torch_lms.capture.told import RawUse, Told
 from torch_lms.errors import UnsupportedError
 
 _READ = ("tolist", "__repr__"), ("_write_file",)
@@ -134,7 +134,7 @@ class RawPatches:
 
     @contextmanager
     def _touching(self, entries: list[Entry], written: bool) -> Iterator[None]:
-        self._told.require("access", entries, 0)
+        self._told.require(RawUse("access"), entries, 0)
         try:
             yield
         finally:

@@ -1,10 +1,32 @@
 """What all of capture tells the runtime."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 
 from torch_lms.capture.registry import Entry
+
+
+class Use(ABC):
+    """What needs pages for a while. ``str`` of it tells the user what that was."""
+
+    name: str
+    """Of the operator, or what else it is."""
+
+    is_regular: bool = True
+    """Whether it is part of what the program does in every step, wherever its pages are."""
+
+
+@dataclass(frozen=True)
+class RawUse(Use):
+    """Something that is no operator."""
+
+    name: str
+    is_regular: bool = True
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Told(ABC):
@@ -15,7 +37,7 @@ class Told(ABC):
         """The page of ``storage``, if it is one."""
 
     @abstractmethod
-    def begin(self, op: object, entries: list[Entry], new_bytes: int) -> None:
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         """``op`` is about to run on ``entries``: make them resident, and room for ``new_bytes``."""
 
     @abstractmethod
@@ -34,7 +56,7 @@ class Told(ABC):
     def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
         """The error that says that the device cannot hold what ``op`` describes."""
 
-    def require(self, op: object, entries: list[Entry], new_bytes: int) -> None:
+    def require(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         """``begin``, with a device that cannot hold ``entries`` explained."""
         try:
             self.begin(op, entries, new_bytes)

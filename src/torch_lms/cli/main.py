@@ -17,6 +17,7 @@ from torch_lms.errors import LmsError
 COMMANDS = {
     "demo": "Watch stock PyTorch run out of memory on a brain scan, and LMS train on it, equal to the bit.",
     "run": "Run a Python script or module, unmodified, with LMS on.",
+    "trace": "Summarize a recorded step: how much it holds when, and who holds the peak.",
     "doctor": "Show what this machine has: device, memory, limits, speed of every link.",
 }
 

@@ -58,7 +58,11 @@ def write_json(value: object, target: JsonTarget) -> None:
     Raises:
         click.ClickException: the file cannot be written.
     """
-    text = json.dumps(to_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_text(json.dumps(to_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n", target)
+
+
+def write_text(text: str, target: JsonTarget) -> None:
+    """The same for ``text``."""
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()

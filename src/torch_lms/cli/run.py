@@ -8,16 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torch_lms.cli.as_python import exit_code_of, run_as_main
 from torch_lms.cli.deferred import once_torch_is_imported
 from torch_lms.cli.failure import explain
-from torch_lms.cli.output import JsonTarget, json_option, json_target, write_json
+from torch_lms.cli.output import JsonTarget, json_option, json_target, write_json, write_text
 from torch_lms.errors import LmsError
+from torch_lms.report import perfetto
+from torch_lms.trace import lines as trace_lines
 from torch_lms.units import parse_bytes
+
+if TYPE_CHECKING:
+    from torch_lms.runtime.stats import Step
 
 
 def _size(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -44,6 +49,20 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
     help="Directory on the disk that tensors are moved to.",
 )
 @click.option("--stats", "stats_to", callback=json_target, metavar="FILE", help="Write the statistics as JSON to FILE.")
+@click.option(
+    "--trace",
+    "trace_to",
+    callback=json_target,
+    metavar="FILE",
+    help="Write the last step's trace to FILE (JSON lines).",
+)
+@click.option(
+    "--timeline",
+    "timeline_to",
+    callback=json_target,
+    metavar="FILE",
+    help="Write what the last step did when to FILE, for ui.perfetto.dev.",
+)
 @json_option
 @click.option("--no-compile", is_flag=True, help="Let torch.compile do nothing: every operation runs eagerly.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
@@ -54,9 +73,11 @@ def command(
     arguments: tuple[str, ...],
     is_module: bool,
     no_compile: bool,
-    stats_to: JsonTarget | None,
-    json_to: JsonTarget | None,
     spill_dir: Path | None,
+    stats_to: JsonTarget | None,
+    trace_to: JsonTarget | None,
+    timeline_to: JsonTarget | None,
+    json_to: JsonTarget | None,
     **sizes: str | None,
 ) -> Callable[[], None]:
     """Run SCRIPT with its ARGS as python would, with LMS on.
@@ -70,7 +91,21 @@ def command(
         options["spill_dir"] = str(spill_dir.absolute())
     if no_compile:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
-    return partial(_run, _Run(script, arguments, options), is_module, stats_to, json_to)
+    targets = _Targets(stats_to, trace_to, timeline_to, json_to)
+    return partial(_run, _Run(script, arguments, options), is_module, targets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where results are to be written."""
+
+    stats: JsonTarget | None
+    trace: JsonTarget | None
+    timeline: JsonTarget | None
+    result: JsonTarget | None
+
+    def __bool__(self) -> bool:
+        return any((self.stats, self.trace, self.timeline, self.result))
 
 
 @dataclass
@@ -86,10 +121,10 @@ class _Run:
     began_s: float = field(default_factory=time.perf_counter)
 
 
-def _run(run: _Run, is_module: bool, stats_to: JsonTarget | None, json_to: JsonTarget | None) -> None:
+def _run(run: _Run, is_module: bool, targets: _Targets) -> None:
     once_torch_is_imported(partial(_enable, run))
     # Registered before the script's own exit functions, so it is called after them and after the last thread.
-    atexit.register(_write_results, run, stats_to, json_to)
+    atexit.register(_write_results, run, targets)
     try:
         run_as_main(run.script, run.arguments, is_module=is_module)
     except BaseException as error:
@@ -110,14 +145,15 @@ def _enable(run: _Run) -> None:
     run.started = True
 
 
-def _write_results(run: _Run, stats_to: JsonTarget | None, json_to: JsonTarget | None) -> None:
-    if os.getpid() != run.pid or (stats_to is None and json_to is None):
+def _write_results(run: _Run, targets: _Targets) -> None:
+    if os.getpid() != run.pid or not targets:
         return
     stats = None
     if run.started:
         from torch_lms.runtime import api
 
         stats = api.stats()  # of the session that is on; or the last, if the script has ended it
+        _write_step(api.last_step(), targets)
     elif "torch" not in sys.modules:
         print("torch-lms: no statistics: the script did not import torch", file=sys.stderr)
     result = {
@@ -128,13 +164,23 @@ def _write_results(run: _Run, stats_to: JsonTarget | None, json_to: JsonTarget |
         "options": run.options,
         "stats": stats,
     }
-    for target, value in ((stats_to, stats), (json_to, result)):
+    for target, value in ((targets.stats, stats), (targets.result, result)):
         if target is not None:
-            _write(value, target)
+            _write(partial(write_json, value), target)
 
 
-def _write(value: object, target: JsonTarget) -> None:
+def _write_step(step: "Step", targets: _Targets) -> None:
+    """The last step, if room was short in any."""
+    if targets.trace is not None and step.trace is not None:
+        _write(partial(write_text, "".join(f"{line}\n" for line in trace_lines(step.trace))), targets.trace)
+    if targets.timeline is not None and step.timeline is not None:
+        _write(partial(write_json, perfetto(step.timeline)), targets.timeline)
+    if (targets.trace and step.trace is None) or (targets.timeline and step.timeline is None):
+        print("torch-lms: no step was recorded: room was never short. Set a lower --limit", file=sys.stderr)
+
+
+def _write(write: Callable[[JsonTarget], None], target: JsonTarget) -> None:
     try:
-        write_json(value, target)
+        write(target)
     except click.ClickException as error:
         error.show()  # the exit code stays the script's

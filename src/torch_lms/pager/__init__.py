@@ -5,6 +5,7 @@ from torch_lms.pager.counters import Counters
 from torch_lms.pager.driver import drive
 from torch_lms.pager.events import (
     Accessed,
+    Copied,
     Created,
     Died,
     Event,
@@ -24,6 +25,7 @@ from torch_lms.pager.pager import Pager
 __all__ = [
     "Accessed",
     "Action",
+    "Copied",
     "Counters",
     "Created",
     "Died",

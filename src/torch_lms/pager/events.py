@@ -33,6 +33,12 @@ class Died(NamedTuple):
     page: PageId
 
 
+class Copied(NamedTuple):
+    """The copies of ``pages`` that were under way have ended."""
+
+    pages: tuple[PageId, ...]
+
+
 class Accessed(NamedTuple):
     """``pages`` are touched outside any operation, now, and perhaps ``written``."""
 
@@ -91,6 +97,7 @@ Event = (
     | OpEnds
     | Created
     | Died
+    | Copied
     | Accessed
     | Exported
     | Resized

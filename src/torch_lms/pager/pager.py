@@ -1,14 +1,15 @@
 """The pager of one device."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from torch_lms.errors import InvariantError, StoreFullError
+from torch_lms.errors import InvariantError, StoreError, StoreFullError
 from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.events import (
     Accessed,
+    Copied,
     Created,
     Died,
     Event,
@@ -23,12 +24,14 @@ from torch_lms.pager.events import (
     StepEnded,
     Unpinned,
 )
-from torch_lms.policy import Policy, View
-from torch_lms.residency import Book, Page, PageId, State, Tier, Trigger
+from torch_lms.policy import Ahead, Policy, View
+from torch_lms.residency import UNDER_WAY, Book, Page, PageId, State, Tier, Trigger
 from torch_lms.units import format_bytes
 
 Actions = Generator[Action, Exception | None, None]
 """Yields actions, is sent the outcome of each."""
+
+_READY = (State.RESIDENT, State.CLEAN)
 
 
 class Pager:
@@ -48,8 +51,11 @@ class Pager:
         self.counters = Counters()
         self.tick = 0
         self._refused: dict[tuple[PageId, Tier | None], str] = {}  # in this step, and why
-        self._clean: OrderedDict[PageId, Page] = OrderedDict()
-        self._dirty: OrderedDict[PageId, Page] = OrderedDict()
+        self._clean: dict[PageId, Page] = {}
+        self._leaving: dict[PageId, Page] = {}
+        self._dirty: dict[PageId, Page] = {}
+        self._coming: dict[PageId, Page] = {}
+        self._offers = {State.CLEAN: self._clean, State.EVICTING: self._leaving, State.RESIDENT: self._dirty}
         self._handlers: dict[type[Any], Callable[..., Iterable[Action]]] = {
             OpBegins: self._op_begins,
             OpEnds: self._op_ends,
@@ -62,6 +68,7 @@ class Pager:
             Unpinned: self._unpinned,
             Reclaim: self._reclaim,
             Restore: self._restore,
+            Copied: self._copied,
             LimitChanged: self._limit_changed,
             StepEnded: self._step_ended,
         }
@@ -83,28 +90,38 @@ class Pager:
     @property
     def view(self) -> View:
         """What the policy may choose from now."""
-        return View(self._clean, self._dirty, self.tick)
+        return View(self._clean, self._dirty, self.tick, self._leaving)
+
+    @property
+    def has_copies_under_way(self) -> bool:
+        """Whether ``Copied`` may have something to say."""
+        return bool(self._leaving or self._coming)
 
     def validate(self) -> None:
         """Check the book, and that the pages offered to the policy are exactly those that may leave."""
         self.book.validate()
         idle = {page.id for page in self.book if self._may_leave(page)}
-        offered = {**self._clean, **self._dirty}
+        offered = {**self._clean, **self._leaving, **self._dirty}
         if offered.keys() != idle:
             raise InvariantError(f"offered to the policy: {sorted(offered)}; may leave: {sorted(idle)}")
         for page in offered.values():
-            if (page.state is State.CLEAN) != (page.id in self._clean):
+            if page.id not in self._offers[page.state]:
                 raise InvariantError(f"{page.story}: offered as if it were not '{page.state.value}'")
+        coming = {page.id for page in self.book if page.state is State.FETCHING}
+        if coming != self._coming.keys():
+            raise InvariantError(f"taken to be on their way: {sorted(self._coming)}; are: {sorted(coming)}")
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _op_begins(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
         self.tick += 1
-        return self._hold(pages, new_bytes)
+        return self._hold(pages, new_bytes, self.policy.ahead(self.view))
 
     def _op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> Iterable[Action]:
         discards = self._write(written)
         self._unpin(pages)
+        if self.policy.knows_better:
+            return self._give_up(discards) if discards else ()
         return self._settle(discards)
 
     def _created(self, page_id: PageId, nbytes: int, unpageable: str) -> Iterable[Action]:
@@ -115,16 +132,28 @@ class Pager:
 
     def _died(self, page_id: PageId) -> Iterable[Action]:
         page = self.book[page_id]
+        return self._die_at_last(page) if page.state in UNDER_WAY else self._die(page)
+
+    def _die_at_last(self, page: Page) -> Actions:
+        """Its storage died before its copy began, or the executor would have held it: there is nothing to wait for."""
+        yield from self._settle_copy(page)
+        yield from self._die(page)
+
+    def _die(self, page: Page) -> tuple[Action, ...]:
         self._withdraw(page)
         tier = page.tier
         self.book.apply(page, Trigger.DIE)
-        return (Discard(page_id, tier),) if tier else ()
+        return (Discard(page.id, tier),) if tier else ()
+
+    def _copied(self, pages: tuple[PageId, ...]) -> Actions:
+        for page_id in pages:
+            yield from self._settle_copy(self.book[page_id])
 
     def _accessed(self, pages: tuple[PageId, ...], written: bool) -> Iterable[Action]:
         self.tick += 1
-        missing = self._pin(pages)
-        if missing or self.room < 0 or (written and any(self.book[page_id].tier for page_id in pages)):
-            return self._touch(missing, pages, written)
+        unready = self._pin(pages)
+        if unready or self.room < 0 or (written and any(self.book[page_id].tier for page_id in pages)):
+            return self._touch(unready, pages, written)
         self._unpin(pages)
         return ()
 
@@ -141,7 +170,7 @@ class Pager:
         return self._settle(discards)
 
     def _pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        return self._hold(pages, 0)
+        return self._hold(pages, 0, None)
 
     def _unpinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         self._unpin(pages)
@@ -151,9 +180,9 @@ class Pager:
         yield from self._free(None)
 
     def _restore(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        missing = self._pin(pages)  # what is back must not leave again to make room for the rest (see _start_fetch)
+        unready = self._pin(pages)  # what is back must not leave again to make room for the rest (see _start_fetch)
         try:
-            yield from self._fetch(missing)
+            yield from self._fetch(unready)
         finally:
             self._unpin(pages)
 
@@ -166,20 +195,20 @@ class Pager:
         ledger = self.book.ledger
         self.counters.demand_bytes, ledger.peak_live = ledger.peak_live, ledger.live
         self._refused.clear()  # what was full or broken may have been mended
-        return ()
+        return self._settle([])
 
     # -- pages in use ------------------------------------------------------------------------------------------------
 
     def _pin(self, pages: tuple[PageId, ...]) -> list[Page]:
-        """Pin ``pages``; those that are not resident."""
-        missing = []
+        """Pin ``pages``; those that are away or under way."""
+        unready = []
         for page_id in pages:
             page = self.book[page_id]
             page.pins += 1
             self._withdraw(page)
-            if page.state is State.EVICTED:
-                missing.append(page)
-        return missing
+            if page.state not in _READY:
+                unready.append(page)
+        return unready
 
     def _unpin(self, pages: tuple[PageId, ...]) -> None:
         for page_id in pages:
@@ -203,17 +232,17 @@ class Pager:
                 self._offer(page)
         return discards
 
-    def _hold(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
-        """Pin ``pages`` and make them resident, and room for ``new_bytes``."""
-        missing = self._pin(pages)
-        if not missing and self.room >= new_bytes:
+    def _hold(self, pages: tuple[PageId, ...], new_bytes: int, ahead: Ahead | None) -> Iterable[Action]:
+        """Pin ``pages`` and make them resident, and room for ``new_bytes``; then what is ``ahead``."""
+        unready = self._pin(pages)
+        if not unready and self.room >= new_bytes and ahead is None:
             self.counters.room_from_free += 1
             return ()
-        return self._undone_by(self._unpin, pages, self._make_ready(missing, new_bytes))
+        return self._undone_by(self._unpin, pages, self._make_ready(unready, new_bytes, ahead))
 
-    def _touch(self, missing: list[Page], pages: tuple[PageId, ...], written: bool) -> Actions:
+    def _touch(self, unready: list[Page], pages: tuple[PageId, ...], written: bool) -> Actions:
         try:
-            yield from self._make_ready(missing, 0)
+            yield from self._make_ready(unready, 0, None)
             if written:
                 yield from self._give_up(self._write(pages))
         finally:
@@ -247,35 +276,68 @@ class Pager:
             raise failures.pop()  # in no variable: it holds this frame (N21)
 
     def _may_leave(self, page: Page) -> bool:
-        return not page.pins and not page.unpageable and page.state in (State.RESIDENT, State.CLEAN)
+        return not page.pins and not page.unpageable and page.state in self._offers
 
     def _offer(self, page: Page) -> None:
         """Put ``page`` last among those that may leave, if it may."""
         if self._may_leave(page):
-            (self._clean if page.state is State.CLEAN else self._dirty)[page.id] = page
+            self._offers[page.state][page.id] = page
 
     def _withdraw(self, page: Page) -> None:
-        self._clean.pop(page.id, None)
-        self._dirty.pop(page.id, None)
+        offered = self._offers.get(page.state)
+        if offered is not None:
+            offered.pop(page.id, None)
+
+    def _is_offered(self, page: Page) -> bool:
+        return page.state in self._offers and page.id in self._offers[page.state]
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def _make_ready(self, missing: list[Page], new_bytes: int) -> Actions:
-        """Room for ``missing`` and ``new_bytes``, then ``missing``."""
-        needed = sum(page.nbytes for page in missing) + new_bytes - self.room
+    def _make_ready(self, unready: list[Page], new_bytes: int, ahead: Ahead | None) -> Actions:
+        """Room for those of ``unready`` that are away and for ``new_bytes``, then ``unready``; then what is ahead."""
+        if ahead is not None:
+            yield from self._let_leave(ahead.leaving)
+        needed = sum(page.nbytes for page in unready if page.state is State.EVICTED) + new_bytes - self.room
         if needed > 0:
             left, freed = yield from self._free(needed)
             self._count_room(left)
-            if freed < needed and (self._clean or self._dirty):
+            if freed < needed and self._any_offered():
                 self._refuse(needed - freed)
         else:
             self.counters.room_from_free += 1
-        yield from self._fetch(missing)
+        yield from self._fetch(unready)
+        if ahead is not None:
+            yield from self._let_come(ahead.coming, new_bytes)
+
+    def _let_leave(self, pages: Iterable[PageId]) -> Actions:
+        """Start to copy these down, and free those of which there is a copy. Waits for nothing."""
+        for page_id in pages:
+            page = self.book[page_id]
+            if not self._is_offered(page):
+                continue
+            if page.state is State.RESIDENT:
+                if (yield from self._start_evict(page)):
+                    self._offer(page)
+            elif page.state is State.CLEAN:
+                yield from self._release(page)
+
+    def _let_come(self, pages: Iterable[PageId], new_bytes: int) -> Actions:
+        """Start to fetch these, the first needed first, as long as there is room beside ``new_bytes``."""
+        for page_id in pages:
+            page = self.book[page_id]
+            if page.state is State.EVICTED:
+                if self.room - new_bytes < page.nbytes:
+                    return
+                if (yield from self._try_to_fetch(page)) is not None:
+                    return  # whoever needs it will try again
+
+    def _any_offered(self) -> bool:
+        return any(self._offers.values())
 
     def _count_room(self, left: int) -> None:
         if left == 0:
             self.counters.room_from_free += 1
-        elif not self._clean and not self._dirty:
+        elif not self._any_offered():
             self.counters.room_from_all += 1
         elif left == 1:
             self.counters.room_from_one += 1
@@ -302,7 +364,9 @@ class Pager:
         while True:
             tried, more_left, more_freed = yield from self._try_to_free(None if nbytes is None else nbytes - freed)
             left, freed = left + more_left, freed + more_freed
-            if more_left == tried or (nbytes is not None and freed >= nbytes):
+            if nbytes is not None and freed >= nbytes:
+                return left, freed
+            if more_left == tried and not (yield from self._let_arrive()):
                 return left, freed  # else some copies failed: other tiers, or other pages
 
     def _try_to_free(self, nbytes: int | None) -> Generator[Action, Exception | None, tuple[int, int, int]]:
@@ -313,9 +377,9 @@ class Pager:
             for page in self.policy.victims(self.view):
                 if nbytes is not None and freed >= nbytes:
                     break
-                if page.id not in self._clean and page.id not in self._dirty:
+                if not self._is_offered(page):
                     continue
-                if page.state is State.CLEAN or (yield from self._start_evict(page)):
+                if page.state is not State.RESIDENT or (yield from self._start_evict(page)):
                     self._withdraw(page)
                     leaving.append(page)
                     freed += page.nbytes
@@ -323,13 +387,22 @@ class Pager:
             left, freed = yield from self._finish_evicts(leaving)
         return len(leaving), left, freed
 
+    def _let_arrive(self) -> Generator[Action, Exception | None, bool]:
+        """Pages that nobody needs yet are on their way up: once here, they may leave. Whether there was one."""
+        coming = [page for page in self._coming.values() if not page.pins]
+        for page in coming:
+            yield from self._settle_copy(page)
+        return bool(coming)
+
     def _finish_evicts(self, pages: list[Page]) -> Generator[Action, Exception | None, tuple[int, int]]:
         left = freed = 0
         failures: list[BaseException] = []
         for page in pages:
             try:
-                if (yield from self._finish_evict(page)):
-                    left, freed = left + 1, freed + page.nbytes
+                if page.state is State.EVICTING and not (yield from self._finish_evict(page)):
+                    continue
+                yield from self._release(page)
+                left, freed = left + 1, freed + page.nbytes
             except BaseException as error:
                 failures = [error]
         if failures:
@@ -373,21 +446,28 @@ class Pager:
         return discards
 
     def _finish_evict(self, page: Page) -> Generator[Action, Exception | None, bool]:
-        """Wait for the copy of ``page`` if one is under way, then free its device bytes; whether that was possible."""
-        if page.state is State.EVICTING:
-            try:
-                error = yield FinishEvict(page.id)
-            except BaseException:
-                yield from self._abandon_evict(page)
-                raise
-            if error is not None:
-                self._fail_evict(page, error)
-                return False
-            self.book.apply(page, Trigger.FINISH_EVICT)
-            self.counters.evictions += 1
-            self.counters.evicted_bytes += page.nbytes
-        else:
-            self.counters.clean_drops += 1
+        """Wait for the copy of ``page``; whether it succeeded."""
+        try:
+            error = yield FinishEvict(page.id)
+        except BaseException:
+            yield from self._abandon_evict(page)
+            raise
+        if error is not None:
+            self._fail_evict(page, error)
+            return False
+        self._withdraw(page)
+        self.book.apply(page, Trigger.FINISH_EVICT)
+        page.is_new_below = True
+        self.counters.evictions += 1
+        self.counters.evicted_bytes += page.nbytes
+        self._offer(page)
+        return True
+
+    def _release(self, page: Page) -> Actions:
+        """Free the device bytes of ``page``, which is clean."""
+        self._withdraw(page)
+        self.counters.clean_drops += not page.is_new_below
+        page.is_new_below = False
         try:
             yield Release(page.id)
         except Exception:  # it was not freed
@@ -397,17 +477,18 @@ class Pager:
             self.book.apply(page, Trigger.RELEASE)
             raise
         self.book.apply(page, Trigger.RELEASE)
-        return True
 
     def _fail_evict(self, page: Page, error: Exception) -> None:
         """The page stays where it was; the tier is not asked for it again in this step."""
         self._refused[page.id, page.tier] = str(error)  # not the error: its traceback holds tensors (N21)
+        self._withdraw(page)
         self.book.apply(page, Trigger.FAIL_EVICT)
         self._offer(page)
 
     def _abandon_evict(self, page: Page) -> Actions:
         """Interrupted, nobody knows how far: the page stays where it was, and what there is of its copy is given up."""
         tier = page.tier
+        self._withdraw(page)
         self.book.apply(page, Trigger.FAIL_EVICT)
         self._offer(page)
         if tier is not None:
@@ -417,21 +498,32 @@ class Pager:
         return self.book.ledger.host if tier is Tier.HOST else self.book.ledger.disk
 
     def _fetch(self, pages: list[Page]) -> Actions:
-        """Bring ``pages`` back: all start, then each is waited for, also if one fails."""
-        started: list[Page] = []
+        """Make ``pages`` usable: all that are away start, then each is waited for, also if one fails."""
         try:
             for page in pages:
-                yield from self._start_fetch(page)
-                started.append(page)
+                if page.state is State.EVICTED:
+                    yield from self._start_fetch(page)
         finally:
             failures: list[BaseException] = []
-            for page in started:
+            for page in pages:
                 try:
-                    yield from self._finish_fetch(page)
+                    yield from self._finish_copy(page)
                 except BaseException as error:
                     failures = [error]
             if failures:
                 raise failures.pop()  # in no variable: it holds this frame (N21)
+
+    def _finish_copy(self, page: Page) -> Actions:
+        """Wait for the copy of ``page`` if one is under way."""
+        if page.state is State.EVICTING:
+            yield from self._finish_evict(page)
+        elif page.state is State.FETCHING:
+            yield from self._finish_fetch(page)
+
+    def _settle_copy(self, page: Page) -> Actions:
+        """The same for a page that nobody waits for: if it fails, whoever needs the page will hear of it."""
+        with suppress(StoreError):
+            yield from self._finish_copy(page)
 
     def _finish_fetch(self, page: Page) -> Actions:
         try:
@@ -442,8 +534,9 @@ class Pager:
                 finally:
                     del error  # which holds this frame (N21)
         except BaseException:
-            self.book.apply(page, Trigger.FAIL_FETCH)
+            self._fail_fetch(page)
             raise
+        del self._coming[page.id]
         self.book.apply(page, Trigger.FINISH_FETCH)
         self.counters.fetches += 1
         self.counters.fetched_bytes += page.nbytes
@@ -451,19 +544,29 @@ class Pager:
 
     def _start_fetch(self, page: Page) -> Actions:
         """A device that has no room after all gets a second try with everything else gone (see N9)."""
-        for retry in (True, False):
-            self.book.apply(page, Trigger.START_FETCH)
+        if (yield from self._try_to_fetch(page)) is None:
+            return
+        yield from self._free(None)
+        error = yield from self._try_to_fetch(page)
+        if error is not None:
             try:
-                error = yield StartFetch(page.id)
-            except BaseException:
-                self.book.apply(page, Trigger.FAIL_FETCH)
-                raise
-            if error is None:
-                return
-            self.book.apply(page, Trigger.FAIL_FETCH)
-            if not retry:
-                try:
-                    raise error
-                finally:
-                    del error  # which holds this frame (N21)
-            yield from self._free(None)
+                raise error
+            finally:
+                del error  # which holds this frame (N21)
+
+    def _try_to_fetch(self, page: Page) -> Generator[Action, Exception | None, Exception | None]:
+        """Start to fetch ``page``; why that was not possible."""
+        self.book.apply(page, Trigger.START_FETCH)
+        self._coming[page.id] = page
+        try:
+            error = yield StartFetch(page.id)
+        except BaseException:
+            self._fail_fetch(page)
+            raise
+        if error is not None:
+            self._fail_fetch(page)
+        return error
+
+    def _fail_fetch(self, page: Page) -> None:
+        del self._coming[page.id]
+        self.book.apply(page, Trigger.FAIL_FETCH)

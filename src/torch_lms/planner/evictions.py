@@ -1,37 +1,44 @@
 """Which gaps to use: the fewest bytes out that keep the limit."""
 
-import random
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
 
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.room import Room
 from torch_lms.trace import Trace
 
-_ROUNDS = 80
+_LEAST_ROUNDS, _MOST_ROUNDS, _GAPS_IN_ALL = 40, 200, 50_000
+"""Small steps can afford more rounds: a plan must take less time than a step."""
+
+_SHARES = (0.02, 0.05, 0.1, 0.2)
+_THRIFTS = (0.5, 1.0, 2.0)
 _AS_GOOD_AS_FREE = 1000.0
 
 
-def choose(trace: Trace, limit: int, rounds: int = _ROUNDS) -> list[Gap]:
+def choose(trace: Trace, limit: int) -> list[Gap]:
     """Gaps of ``trace`` in which to have their pages away, so that ``limit`` holds, as well as can be.
 
     Where most is over the limit, the page is taken whose absence helps at most operations for its bytes; then those
-    that turn out to be needless come back, the dearest first. ``rounds`` times a part of the choice is undone, made
-    again with other weights, and kept if it is cheaper. Deterministic.
+    that turn out to be needless come back, the dearest first. Then, some rounds long, a part of the choice is undone,
+    made again with other weights, and kept if it is cheaper. Deterministic.
     """
-    choice, dice = _Choice(trace, limit), random.Random(0)
-    choice.fill(lambda: 1.0)
-    best, best_bytes = set(choice.chosen), choice.nbytes
-    for _ in range(rounds if best else 0):
-        share = dice.choice((0.02, 0.05, 0.1, 0.2))
-        for gap in dice.sample(sorted(choice.chosen), max(1, int(share * len(choice.chosen)))):
-            choice.give_back(gap)
-        choice.fill(lambda: dice.uniform(0.6, 1.4))
+    choice, dice = _Choice(trace, limit), np.random.default_rng(0)
+    choice.fill(np.ones(len(choice.gaps)))
+    best, best_bytes = choice.chosen.copy(), choice.nbytes
+    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // max(1, len(choice.gaps))))
+    for _ in range(rounds if best.any() else 0):
+        taken = np.flatnonzero(choice.chosen)
+        by_size = dice.random() < 0.5  # many small pages cannot be tried as often as a few large ones are worth it
+        order = dice.uniform(0.5, 1.5, len(taken)) * (choice.sizes(taken) if by_size else 1)
+        choice.give_back(taken[np.argsort(-order)[: max(1, int(dice.choice(_SHARES) * len(taken)))]])
+        choice.fill(dice.uniform(0.6, 1.4, len(choice.gaps)), thrift=dice.choice(_THRIFTS))
         if choice.nbytes <= best_bytes:
-            best, best_bytes = set(choice.chosen), choice.nbytes
+            best, best_bytes = choice.chosen.copy(), choice.nbytes
         else:
             choice.become(best)
-    return [choice.gaps[number] for number in sorted(best)]
+    return [choice.gaps[number] for number in np.flatnonzero(best)]
 
 
 def moved_out(chosen: list[Gap]) -> int:
@@ -43,68 +50,76 @@ class _Choice:
     """Gaps by their index in ``gaps``, some of them chosen.
 
     Attributes:
-        chosen: those in which their pages are away.
+        chosen: for each gap, whether its page is away.
     """
 
     def __init__(self, trace: Trace, limit: int) -> None:
         self.gaps = gaps_of(trace)
-        self.chosen: set[int] = set()
+        self.chosen = np.zeros(len(self.gaps), dtype=bool)
         self._room = Room(trace, limit)
-        self._copies: Counter[int] = Counter()
-        self._of_version: defaultdict[int, list[int]] = defaultdict(list)
-        self._at: list[list[int]] = [[] for _ in trace.ops]
-        for number, gap in enumerate(self.gaps):
-            self._of_version[gap.version].append(number)
-            for first, last in gap.spans:
-                for position in range(first, last + 1):
-                    self._at[position].append(number)
+        self._nbytes = np.array([gap.nbytes for gap in self.gaps], dtype=np.int64)
+        self._is_copied = np.array([gap.is_copied for gap in self.gaps], dtype=bool)
+        versions = {version: n for n, version in enumerate(dict.fromkeys(gap.version for gap in self.gaps))}
+        self._version = np.array([versions[gap.version] for gap in self.gaps], dtype=np.int64)
+        self._copies = np.zeros(len(versions), dtype=np.int64)
+        spans = [(*gap.spans, (1, 0))[:2] for gap in self.gaps]  # (1, 0): none
+        self._first, self._last = (np.array(spans, dtype=np.int64).reshape(-1, 2, 2)[:, :, side] for side in (0, 1))
 
     @property
     def nbytes(self) -> int:
         """That the choice moves out."""
-        return moved_out([self.gaps[number] for number in self.chosen])
+        paid, first = np.unique(self._version[self.chosen & ~self._is_copied], return_index=True)
+        return int(self._nbytes[self.chosen & ~self._is_copied][first].sum()) if len(paid) else 0
 
-    def take(self, number: int) -> None:
-        """Choose a gap."""
-        self.chosen.add(number)
-        self._copies[self.gaps[number].version] += 1
-        self._room.take(self.gaps[number])
+    def sizes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of the pages of these gaps, bytes."""
+        return self._nbytes[numbers]
 
-    def give_back(self, number: int) -> None:
+    def take(self, numbers: Iterable[int]) -> None:
+        """Choose these gaps."""
+        for number in numbers:
+            self.chosen[number] = True
+            self._copies[self._version[number]] += 1
+            self._room.take(self.gaps[number])
+
+    def give_back(self, numbers: Iterable[int]) -> None:
         """Undo ``take``."""
-        self.chosen.remove(number)
-        self._copies[self.gaps[number].version] -= 1
-        self._room.give_back(self.gaps[number])
+        for number in numbers:
+            self.chosen[number] = False
+            self._copies[self._version[number]] -= 1
+            self._room.give_back(self.gaps[number])
 
-    def become(self, chosen: set[int]) -> None:
+    def become(self, chosen: npt.NDArray[np.bool_]) -> None:
         """Choose exactly these."""
-        for number in self.chosen - chosen:
-            self.give_back(number)
-        for number in chosen - self.chosen:
-            self.take(number)
+        self.give_back(np.flatnonzero(self.chosen & ~chosen))
+        self.take(np.flatnonzero(chosen & ~self.chosen))
 
-    def fill(self, weight: Callable[[], float]) -> None:
-        """Choose more until the limit holds, then fewer until each is needed."""
+    def fill(self, weights: npt.NDArray[np.float64], thrift: float = 1.0) -> None:
+        """Choose more until the limit holds, then fewer until each is needed.
+
+        Args:
+            weights: of each gap; the dearer ones are preferred.
+            thrift: how much it counts against a page that it is larger than need be.
+        """
         while (worst := self._room.worst) is not None:
             position, excess = worst
-            waiting = [number for number in self._at[position] if number not in self.chosen]
-            self.take(max(waiting, key=lambda number: self._merit(number, excess) * weight()))
-        for number in sorted(self.chosen, key=self._by_price):
+            waiting = ~self.chosen & ((self._first <= position) & (position <= self._last)).any(axis=1)
+            merit = np.where(waiting, self._merit(excess, thrift) * weights, -1.0)
+            self.take((int(np.argmax(merit)),))
+        taken = np.flatnonzero(self.chosen)
+        is_free = self._is_copied[taken] | (self._copies[self._version[taken]] > 1)
+        for number in taken[np.lexsort((taken, -self._nbytes[taken], is_free))]:
             if self._room.is_needless(self.gaps[number]):
-                self.give_back(number)
+                self.give_back((number,))
 
-    def _merit(self, number: int, excess: int) -> float:
-        gap = self.gaps[number]
-        if self._is_free(gap):
-            helped = _AS_GOOD_AS_FREE * self._room.helped(gap)
-        else:  # once its copy is paid for, the other gaps of the same content are free
-            others = (self.gaps[other] for other in self._of_version[gap.version] if other not in self.chosen)
-            helped = float(sum(self._room.helped(other) for other in others))
-        return helped * min(1.0, excess / gap.nbytes)
+    def _merit(self, excess: int, thrift: float) -> npt.NDArray[np.float64]:
+        """For each gap: operations over the limit that it would bring down, less for those larger than ``excess``.
 
-    def _is_free(self, gap: Gap) -> bool:
-        return gap.is_copied or self._copies[gap.version] > 0
-
-    def _by_price(self, number: int) -> tuple[bool, int, int]:
-        gap = self.gaps[number]
-        return gap.is_copied or self._copies[gap.version] > 1, -gap.nbytes, number
+        Once a copy is paid for, the other gaps of the same content are free.
+        """
+        over = self._room.operations_over
+        helped = (over[self._last + 1] - over[self._first]).clip(0).sum(axis=1).astype(np.float64)
+        of_version = np.bincount(self._version, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._copies))
+        is_free = self._is_copied | (self._copies[self._version] > 0)
+        total = np.where(is_free, _AS_GOOD_AS_FREE * helped, of_version[self._version])
+        return np.asarray(total * np.minimum(1.0, excess / self._nbytes) ** thrift)

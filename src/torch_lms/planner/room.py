@@ -1,6 +1,7 @@
 """Bytes over the limit at each operation, while a plan is made."""
 
 import numpy as np
+import numpy.typing as npt
 
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.trace import Trace, demand_curve
@@ -32,6 +33,14 @@ class Room:
         for first, last in gap.spans:
             self.excess[first : last + 1] += gap.nbytes
 
+    def has(self, position: int, nbytes: int) -> bool:
+        """Whether the limit holds at that operation with ``nbytes`` more; positions go on around the step's end."""
+        return bool(self.excess[position % len(self.excess)] + nbytes <= 0)
+
+    def add(self, position: int, nbytes: int) -> None:
+        """``nbytes`` more are on the device at that operation."""
+        self.excess[position % len(self.excess)] += nbytes
+
     @property
     def worst(self) -> tuple[int, int] | None:
         """The operation with most excess, and how much; None if the limit holds everywhere."""
@@ -41,9 +50,10 @@ class Room:
         excess = int(self.excess[position])
         return (position, excess) if excess > 0 else None
 
-    def helped(self, gap: Gap) -> int:
-        """Operations over the limit that ``gap`` would bring down."""
-        return sum(int(np.count_nonzero(self.excess[first : last + 1] > 0)) for first, last in gap.spans)
+    @property
+    def operations_over(self) -> npt.NDArray[np.int64]:
+        """How many operations before each, and in all, are over the limit."""
+        return np.concatenate(([0], np.cumsum(self.excess > 0)))
 
     def is_needless(self, gap: Gap) -> bool:
         """Whether the limit holds with the page back during ``gap``, which was taken."""

@@ -1,8 +1,9 @@
 """What a policy sees, and what it answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch_lms.residency import Page, PageId
 
@@ -15,17 +16,41 @@ class View:
         clean: those with a valid lower copy, least recently used first.
         dirty: the others, least recently used first.
         tick: now, counted in operations.
+        leaving: those being copied down already, in the order in which that began.
     """
 
     clean: Mapping[PageId, Page]
     dirty: Mapping[PageId, Page]
     tick: int
+    leaving: Mapping[PageId, Page] = field(default_factory=dict)
+
+
+class Ahead(NamedTuple):
+    """What may begin now, although nothing needs it yet.
+
+    Attributes:
+        leaving: pages to be copied down and freed.
+        coming: pages to be fetched while there is room, the first needed first.
+    """
+
+    leaving: Sequence[PageId]
+    coming: Sequence[PageId]
 
 
 class Policy(ABC):
     """Chooses victims. Has no memory of its own but what it is shown."""
 
-    name: str
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the policy in force."""
+
+    @property
+    def knows_better(self) -> bool:
+        """Whether what exceeds the limit after an operation had better wait for the next one to make room: much of it
+        is about to die, or to be used. The next operation finds the room that it needs in any case.
+        """
+        return False
 
     @abstractmethod
     def victims(self, view: View) -> Iterator[Page]:
@@ -33,3 +58,7 @@ class Policy(ABC):
         takes each page that left out of ``view`` before it asks for the next: iterate over copies. A page that is
         given twice is asked once.
         """
+
+    def ahead(self, view: View) -> Ahead | None:
+        """What to begin beside the operation that begins now; None if nothing."""
+        return None

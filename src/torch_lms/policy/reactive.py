@@ -14,12 +14,17 @@ _WINDOW = 32
 
 
 class Reactive(Policy):
-    """Clean pages not used lately; then dirty ones by inactivity times size; then the clean ones just used."""
+    """Clean pages not used lately; those on their way out; dirty ones by inactivity times size; the clean ones just
+    used.
+    """
 
-    name = "reactive"
+    @property
+    def name(self) -> str:
+        return "reactive"
 
     def victims(self, view: View) -> Iterator[Page]:
         yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
+        yield from list(view.leaving.values())
         dirty = list(view.dirty.values())
         for first in range(0, len(dirty), _WINDOW):
             window = dirty[first : first + _WINDOW]

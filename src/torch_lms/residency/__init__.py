@@ -2,6 +2,17 @@
 
 from torch_lms.residency.book import Book, Ledger
 from torch_lms.residency.page import Page, PageId, Tier
-from torch_lms.residency.state import TRANSITIONS, State, Trigger, transition_table
+from torch_lms.residency.state import TRANSITIONS, UNDER_WAY, State, Trigger, transition_table
 
-__all__ = ["TRANSITIONS", "Book", "Ledger", "Page", "PageId", "State", "Tier", "Trigger", "transition_table"]
+__all__ = [
+    "TRANSITIONS",
+    "UNDER_WAY",
+    "Book",
+    "Ledger",
+    "Page",
+    "PageId",
+    "State",
+    "Tier",
+    "Trigger",
+    "transition_table",
+]

@@ -31,6 +31,7 @@ class Page:
         tier: where the lower copy is; None without one.
         pins: how many running operations (or callers of ``pinned``) need it resident.
         last_use: tick of its last use.
+        is_new_below: whether its lower copy was made since it was last away.
     """
 
     id: PageId
@@ -40,6 +41,7 @@ class Page:
     tier: Tier | None = None
     pins: int = 0
     last_use: int = 0
+    is_new_below: bool = False
     _story: deque[str] | None = field(default=None, repr=False)
 
     def remember(self, what: str) -> None:

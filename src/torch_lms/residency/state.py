@@ -45,6 +45,9 @@ class State(Enum):
 
 
 _ON_DEVICE = frozenset({State.RESIDENT, State.CLEAN, State.EVICTING, State.FETCHING})
+UNDER_WAY = frozenset({State.EVICTING, State.FETCHING})
+"""Somebody is copying the page: it must be neither written nor freed, nor, while it comes, read."""
+
 _IN_LOWER_TIER = frozenset({State.CLEAN, State.EVICTING, State.EVICTED, State.FETCHING})
 
 

@@ -67,9 +67,12 @@ class AcceleratorDevice(StreamDevice):
         return _Stream(self._module.Stream(self.device))
 
     def record(self, stream: _Stream) -> StreamEvent:
-        event = self._module.Event()
+        event = self._module.Event(enable_timing=True)
         event.record(stream.native)
         return event
+
+    def seconds_between(self, first: StreamEvent, second: StreamEvent) -> float:
+        return float(first.elapsed_time(second)) / 1e3
 
     def wait(self, stream: _Stream, event: StreamEvent) -> None:
         stream.native.wait_event(event)

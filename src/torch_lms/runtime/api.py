@@ -4,22 +4,28 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
 from torch_lms.errors import SessionError
+from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.options import Options, check
 from torch_lms.runtime.session import Session
-from torch_lms.runtime.stats import Stats
+from torch_lms.runtime.stats import Stats, Step
 from torch_lms.runtime.steps import StepHooks
 from torch_lms.runtime.streams import StreamExecutor
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
+from torch_lms.timeline import Timeline
+from torch_lms.trace import Trace
+
+_Found = TypeVar("_Found")
 
 _log = logging.getLogger("torch_lms")
 
@@ -42,8 +48,28 @@ class Lms:
             )
 
     def stats(self) -> Stats:
-        """What happened so far."""
-        return self._session.stats()
+        """What happened so far. In planned sessions this takes a while the first time, if scipy is installed: see
+        ``Stats.traffic_ratio``.
+        """
+        return replace(self._session.stats(), traffic_ratio=self._session.traffic_ratio())
+
+    def trace(self) -> Trace:
+        """What the last step did in which room was short (``torch_lms.trace.save`` writes it to a file).
+
+        Raises:
+            SessionError: there was none, or the session is not planned.
+        """
+        return _recorded(self._session.last_step.trace)
+
+    def plan(self) -> Plan:
+        """The plan that was made or followed last. Errors as for ``trace``."""
+        return _recorded(self._session.last_step.plan)
+
+    def timeline(self) -> Timeline:
+        """When what happened in the last step in which room was short (``torch_lms.report.perfetto`` makes JSON of it
+        for ui.perfetto.dev). Errors as for ``trace``.
+        """
+        return _recorded(self._session.last_step.timeline)
 
     def reset_stats(self) -> None:
         """Start counting anew."""
@@ -84,7 +110,7 @@ _adoptable: frozenset[str] | None = None
 """A session started for a script may be adopted, once, by the script's own ``enable``: the settings named here were
 given to us and stay; the others are the script's.
 """
-_last_stats = Stats()
+_last_stats, _last_step = Stats(), Step()
 
 
 def enable(
@@ -146,11 +172,11 @@ def disable() -> None:
         SessionError: it is off.
         DeviceFullError: not everything fits on the device. Nothing is lost, and the session goes on.
     """
-    global _running, _adoptable, _last_stats
+    global _running, _adoptable, _last_stats, _last_step
     running = _required()
-    stats = running.stats()
+    stats, step = running._session.stats(), running._session.last_step
     running._stop()
-    _running, _adoptable, _last_stats = None, None, stats
+    _running, _adoptable, _last_stats, _last_step = None, None, stats, step
 
 
 def enable_for_script(**options: Any) -> Lms:
@@ -184,6 +210,11 @@ def stats() -> Stats:
     return _running.stats() if _running is not None else _last_stats
 
 
+def last_step() -> Step:
+    """What is known of the last step of the session that is on, else of the last one."""
+    return _running._session.last_step if _running is not None else _last_step
+
+
 def reset_stats() -> None:
     """Start counting anew."""
     _required().reset_stats()
@@ -212,6 +243,14 @@ def pinned(tensor_or_module: Any) -> AbstractContextManager[None]:
         SessionError: no session is on.
     """
     return _required()._session.pinned(tensor_or_module)
+
+
+def _recorded(found: _Found | None) -> _Found:
+    if found is None:
+        raise SessionError(
+            "no step was recorded yet: room was never short, or the policy is not planned; lower the limit"
+        )
+    return found
 
 
 def _given(arguments: dict[str, Any]) -> Options:

@@ -13,6 +13,7 @@ from torch_lms.runtime import malloc
 from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
+from torch_lms.timeline import Lane, Span
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
 
@@ -23,6 +24,7 @@ class _Copy:
 
     slot: Slot
     pending: Pending | None = None
+    lane: Lane = Lane.OUT
     storage: torch.UntypedStorage | None = None
 
 
@@ -37,6 +39,7 @@ class CpuExecutor(Executor):
         super().__init__({Tier.DISK: disk.capacity})
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
+        self._under_way: dict[PageId, _Copy] = {}
         self._evicted_before = False
 
     def start_evict(self, entry: Entry, tier: Tier) -> None:
@@ -48,6 +51,7 @@ class CpuExecutor(Executor):
             return
         copy = self._copies[entry.page] = _Copy(self._disk.reserve(entry.nbytes), storage=storage)
         copy.pending = self._disk.write(copy.slot, memory_of(storage))
+        self._under_way[entry.page] = copy
 
     def finish_evict(self, entry: Entry) -> None:
         self._finish(entry, self.discard)
@@ -63,10 +67,12 @@ class CpuExecutor(Executor):
             return
         fill_storage(storage, entry.nbytes)
         try:
-            copy.storage = storage
+            copy.storage, copy.lane = storage, Lane.IN
+            self._under_way[entry.page] = copy
             copy.pending = self._disk.read(copy.slot, memory_of(storage))
         except BaseException:  # it may be under way already
             self._disk.settle(copy.slot)
+            self._under_way.pop(entry.page, None)
             copy.pending = copy.storage = None
             self.release(entry)
             raise
@@ -76,8 +82,12 @@ class CpuExecutor(Executor):
 
     def discard(self, entry: Entry) -> None:
         copy = self._copies.pop(entry.page, None)
+        self._under_way.pop(entry.page, None)
         if copy is not None:
             self._disk.release(copy.slot)
+
+    def landed(self) -> list[PageId]:
+        return [page for page, copy in self._under_way.items() if copy.pending is not None and copy.pending.done()]
 
     def use(self, entries: Iterable[Entry]) -> None:
         """Nothing to order: there is one stream, the program."""
@@ -94,6 +104,7 @@ class CpuExecutor(Executor):
     def close(self) -> None:
         self._disk.close()
         self._copies.clear()
+        self._under_way.clear()
 
     def abandon(self) -> None:
         self._copies.clear()
@@ -107,6 +118,8 @@ class CpuExecutor(Executor):
         pending = copy.pending
         try:
             self._wait(pending.wait)
+            name = "evict" if copy.lane is Lane.OUT else "fetch"
+            self.spans.append(Span(copy.lane, name, pending.began_s, pending.ended_s, entry.nbytes, entry.page))
         except BaseException as error:
             if not isinstance(error, StoreError):
                 with suppress(StoreError):
@@ -114,4 +127,5 @@ class CpuExecutor(Executor):
             undo(entry)
             raise
         finally:
+            self._under_way.pop(entry.page, None)
             copy.pending = copy.storage = None

@@ -31,6 +31,10 @@ class StreamDevice(ABC):
         """An event after all that was queued on ``stream`` so far."""
 
     @abstractmethod
+    def seconds_between(self, first: StreamEvent, second: StreamEvent) -> float:
+        """How much later ``second`` was than ``first``; both are past."""
+
+    @abstractmethod
     def wait(self, stream: Stream, event: StreamEvent) -> None:
         """What is queued on ``stream`` from now on runs after ``event``."""
 

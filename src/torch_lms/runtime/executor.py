@@ -10,7 +10,8 @@ import torch
 
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
-from torch_lms.residency import Tier
+from torch_lms.residency import PageId, Tier
+from torch_lms.timeline import Span
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 """Whether this PyTorch (from 2.12 on) can exchange the memory of two storages: then also storages that refuse to be
@@ -31,11 +32,13 @@ class Executor(ABC):
     Attributes:
         tiers: most bytes of each lower tier, nearest first.
         stall_s: seconds in which the host waited for copies.
+        spans: copies that ended and that nobody has taken note of yet.
     """
 
     def __init__(self, tiers: dict[Tier, int]) -> None:
         self.tiers = tiers
         self.stall_s = 0.0
+        self.spans: list[Span] = []
         self._perform: dict[type[Any], Callable[[Any, Entry], None]] = {
             StartEvict: lambda action, entry: self.start_evict(entry, action.tier),
             FinishEvict: lambda _, entry: self.finish_evict(entry),
@@ -88,6 +91,10 @@ class Executor(ABC):
     @abstractmethod
     def discard(self, entry: Entry) -> None:
         """Give up the lower copy."""
+
+    @abstractmethod
+    def landed(self) -> list[PageId]:
+        """Pages whose copy has ended, though nobody waited for it: finishing these waits for nothing."""
 
     @abstractmethod
     def use(self, entries: Iterable[Entry]) -> None:

@@ -8,13 +8,12 @@ import torch
 
 from torch_lms.errors import UsageError
 from torch_lms.machine.memory import read_host_memory
-from torch_lms.policy import Policy, Reactive
+from torch_lms.policy import Planned, Policy, Reactive
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.stores.spill_dir import default_spill_dir
 from torch_lms.units import parse_bytes
 
-_POLICIES: dict[str, type[Policy]] = {"reactive": Reactive, "planned": Reactive}
-"""By name. There is no planner yet: "planned" is reactive, and ``Stats.policy`` says so."""
+_POLICIES: dict[str, type[Policy]] = {"reactive": Reactive, "planned": Planned}
 
 _HOST_SHARE = 0.5
 

@@ -14,25 +14,25 @@ from torch_lms.capture.mode import LmsMode, Sink
 from torch_lms.capture.raw import RawAccess, RawPatches
 from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
+from torch_lms.capture.told import Use
 from torch_lms.errors import DeviceFullError, ForkedPageError, InvariantError, UsageError, WorkingSetError
 from torch_lms.pager import (
-    Counters,
     Exported,
     LimitChanged,
     OpEnds,
     Pinned,
     Reclaim,
     Restore,
-    StepEnded,
     Unpinned,
 )
-from torch_lms.residency import PageId, State
+from torch_lms.residency import UNDER_WAY, PageId, State
 from torch_lms.runtime.executor import CAN_SWAP, Executor
 from torch_lms.runtime.interrupts import Interrupts
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
-from torch_lms.runtime.stats import Stats
+from torch_lms.runtime.stats import Stats, Step
 from torch_lms.runtime.unit import REFRESH_EVERY_S, Unit
+from torch_lms.timeline import Lane
 from torch_lms.units import format_bytes
 
 _READ_UNSEEN = {torch.int32: 1 << 20, torch.int64: 1 << 20}
@@ -101,16 +101,17 @@ class Session(Sink, RawAccess):
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return int((entries[0].unit if entries else self._default).pager.limit)
 
-    def begin(self, op: object, entries: list[Entry], new_bytes: int) -> None:
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         if (not entries and not new_bytes) or self._is_left_alone(entries):
             return
         with self.lock:
             self._bury()
+            name = op.name if op.is_regular else None
             begun: list[tuple[Unit, tuple[PageId, ...]]] = []
             try:
                 for unit, its in self._by_unit(entries):
                     pages = tuple(entry.page for entry in its)
-                    unit.begin(pages, new_bytes)
+                    unit.begin(name, pages, new_bytes)
                     begun.append((unit, pages))
                     unit.executor.use(its)
                     new_bytes = 0  # results are made on the device of the first argument
@@ -130,7 +131,7 @@ class Session(Sink, RawAccess):
                 for unit, its in self._by_unit(entries):
                     if its or unit.pager.room < 0:
                         pages = tuple(entry.page for entry in its)
-                        unit.tell(OpEnds(pages, tuple(entry.page for entry in written if entry.unit is unit)))
+                        unit.end(pages, tuple(entry.page for entry in written if entry.unit is unit))
 
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         if self._is_left_alone(entries):
@@ -216,12 +217,11 @@ class Session(Sink, RawAccess):
                     unit.tell(Unpinned(pages))
 
     def _calm_down(self) -> None:
-        """Calm begins again if every page is on the device, with room for as much again."""
-        ledgers = [unit.pager.book.ledger for unit in self._units.values()]
-        if any(ledger.host or ledger.disk for ledger in ledgers) or not all(u.is_roomy for u in self._units.values()):
-            self._end_calm()
-        else:
+        """Calm begins again if every page is on the device, and a step like the last would fit."""
+        if all(unit.is_calm for unit in self._units.values()):
             self.calm = True
+        else:
+            self._end_calm()
 
     def _end_calm(self) -> None:
         """Before any page leaves: pages of operations that run unpinned on other threads are pinned now.
@@ -248,9 +248,11 @@ class Session(Sink, RawAccess):
         with self.lock:
             self._bury()
             for unit in self._units.values():
-                unit.tell(StepEnded())
                 unit.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
+                unit.end_step()
             self._calm_down()
+            for unit in self._units.values():
+                unit.begin_step(is_short=not self.calm)
 
     def reclaim(self) -> None:
         """Evict whatever may leave."""
@@ -340,8 +342,12 @@ class Session(Sink, RawAccess):
         with self.lock:
             self._bury()
             units = list(self._units.values())
+            for unit in units:
+                unit.count_copies()
+            stall_s, busy_s = sum(unit.executor.stall_s for unit in units), sum(unit.busy_s for unit in units)
             counters = [unit.pager.counters for unit in units]
             ledgers = [unit.pager.book.ledger for unit in units]
+            foresights = [unit.foresight for unit in units if unit.foresight is not None]
             unpaged: dict[str, int] = {}
             for page in (page for unit in units for page in unit.pager.book if page.unpageable):
                 unpaged[page.unpageable] = unpaged.get(page.unpageable, 0) + page.nbytes
@@ -356,10 +362,17 @@ class Session(Sink, RawAccess):
                 fetched_bytes=sum(c.fetched_bytes for c in counters),
                 fetches=sum(c.fetches for c in counters),
                 clean_drops=sum(c.clean_drops for c in counters),
-                stall_s=sum(unit.executor.stall_s for unit in units),
+                stall_s=stall_s,
+                hidden_fraction=max(0.0, 1 - stall_s / busy_s) if busy_s else 1.0,
+                link_bytes_per_s={
+                    lane.value: sum(unit.links[lane].bytes_per_s for unit in units) for lane in (Lane.OUT, Lane.IN)
+                },
                 host_bytes=sum(ledger.host for ledger in ledgers),
                 disk_bytes=sum(ledger.disk for ledger in ledgers),
                 policy=self._default.pager.policy.name,
+                planned_steps=sum(foresight.planned_steps for foresight in foresights),
+                diverged_steps=sum(foresight.diverged_steps for foresight in foresights),
+                replans=sum(foresight.replans for foresight in foresights),
                 recoveries=sum(unit.recoveries for unit in units),
                 unpaged_bytes=unpaged,
                 allocations={
@@ -371,13 +384,32 @@ class Session(Sink, RawAccess):
                 },
             )
 
+    def traffic_ratio(self) -> float | None:
+        """See ``Stats``."""
+        with self.lock:
+            foresights = [unit.foresight for unit in self._units.values() if unit.foresight is not None]
+            kinds = [kind for foresight in foresights for kind in foresight.kinds]
+            evicted_bytes = sum(kind.evicted_bytes for kind in kinds)
+        try:
+            least_bytes = sum(kind.floor_bytes() for kind in kinds)
+        except ImportError:
+            return None
+        return evicted_bytes / least_bytes if least_bytes else None
+
+    @property
+    def last_step(self) -> Step:
+        """Of the current device."""
+        with self.lock:
+            unit = self._default
+            known = unit.foresight
+            plan = known.kinds[0].plan if known is not None and known.kinds else None
+            return Step(None if known is None else known.trace, plan, unit.timeline)
+
     def reset_stats(self) -> None:
         """Start counting anew."""
         with self.lock:
             for unit in self._units.values():
-                unit.pager.counters = Counters(demand_bytes=unit.pager.counters.demand_bytes)
-                unit.pager.book.ledger.peak_device = unit.pager.book.ledger.device
-                unit.executor.stall_s, unit.recoveries = 0.0, 0
+                unit.reset_counts()
 
     def validate(self) -> None:
         """Check every invariant of the books, and the books against the storages themselves."""
@@ -441,6 +473,7 @@ class Session(Sink, RawAccess):
         self._bury()
         unit = self._units.get(torch.device("cpu"))
         if unit is not None:
+            unit.tell(Restore(tuple(page.id for page in unit.pager.book if page.state in UNDER_WAY)))
             room = auto_limit(unit.device).nbytes
             for page in [page for page in unit.pager.book if page.state is State.EVICTED]:
                 if page.nbytes <= room:

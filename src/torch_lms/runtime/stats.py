@@ -3,7 +3,25 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from torch_lms.policy import Plan
+from torch_lms.timeline import Timeline
+from torch_lms.trace import Trace
 from torch_lms.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is known of the last step in which room was short; None before there was one.
+
+    Attributes:
+        trace: what it did. Only of planned sessions, as the next.
+        plan: the plan that was made or followed last.
+        timeline: when what happened.
+    """
+
+    trace: Trace | None = None
+    plan: Plan | None = None
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +39,14 @@ class Stats:
         recomputed_bytes: made again instead of fetched.
         clean_drops: pages freed without a copy, because one was still valid below.
         stall_s: seconds in which the program waited for copies.
+        hidden_fraction: share of the time of all copies in which the program did not wait; 1 if none were made.
+        link_bytes_per_s: achieved by the copies "out" and "in", while there were any.
         host_bytes, disk_bytes: in the lower tiers now.
-        planned_steps: steps that followed a plan.
-        replans: plans made anew because a step differed.
+        planned_steps: steps that followed a plan to their end.
+        diverged_steps: steps that followed none to their end, though there were plans.
+        replans: plans made after the first, for other kinds of steps.
+        traffic_ratio: bytes moved out in planned steps over the least that any plan without recomputation could move
+            out (a linear program, which takes a while; needs scipy). None if nothing had to move, or nobody asked.
         policy: the one in force.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         algorithm_risk: steps in which an operation may have chosen another algorithm for want of workspace (N9).
@@ -43,10 +66,14 @@ class Stats:
     recomputed_bytes: int = 0
     clean_drops: int = 0
     stall_s: float = 0.0
+    hidden_fraction: float = 1.0
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)
     host_bytes: int = 0
     disk_bytes: int = 0
     planned_steps: int = 0
+    diverged_steps: int = 0
     replans: int = 0
+    traffic_ratio: float | None = None
     policy: str = "off"
     recoveries: int = 0
     algorithm_risk: int = 0
@@ -69,7 +96,8 @@ class Stats:
                 f"  moved out      {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
                 f"{self.clean_drops} more were free",
                 f"  moved back     {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "
-                f"{format_seconds(self.stall_s)} waited",
+                f"{format_seconds(self.stall_s)} waited "
+                f"({self.hidden_fraction:.0%} of the copies' time was hidden)",
                 f"  cannot move    {unpaged}",
             )
         )

@@ -16,6 +16,7 @@ A page under way has its storage held, so the program cannot end it; and each st
 can come when a step is done and the pager has not heard of it yet.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from torch_lms.runtime.staging import Staging
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
+from torch_lms.timeline import Lane, Span
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class _Copy:
         read: passes when the last copy out of host memory is complete.
         writes: those to the disk that are under way.
         storage: held while the page is on its way, down or up.
+        is_up: whether the last copy was one up.
         failure: why it could not be brought back.
     """
 
@@ -53,6 +56,7 @@ class _Copy:
     read: StreamEvent | None = None
     writes: list[Pending] = field(default_factory=list)
     storage: torch.UntypedStorage | None = None
+    is_up: bool = False
     failure: StoreError | None = None
 
 
@@ -91,6 +95,11 @@ class StreamExecutor(Executor):
         self._uses: dict[PageId, _Use] = {}
         self._retired: deque[tuple[list[StreamEvent], Slot]] = deque()
         self._staging: Staging | None = None
+        self._under_way: dict[PageId, _Copy] = {}
+        self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
+        self._began = device.record(self._first)
+        device.synchronize(self._began)
+        self._began_s = time.perf_counter()
 
     # -- down --------------------------------------------------------------------------------------------------------
 
@@ -100,15 +109,19 @@ class StreamExecutor(Executor):
             return
         self.discard(entry)
         copy = self._copies[entry.page] = _Copy(tier, self._reserve(tier, entry.nbytes), storage=storage)
+        self._under_way[entry.page] = copy
         try:
             for stream in self._use_of(entry).streams:
                 self._device.wait(self._out, self._device.record(stream))
             source = self._device.bytes_of(storage)
+            began = self._device.record(self._out)
             if tier is Tier.HOST:
                 self._device.copy(self._host.tensor(copy.slots[0]), source, self._out)
                 copy.done = self._device.record(self._out)
+                self._untimed.append((Lane.OUT, began, copy.done, entry.nbytes, entry.page))
             else:
                 copy.writes = self._stage().down(source, copy.slots, self._disk, self._out)
+                self._untimed.append((Lane.OUT, began, self._device.record(self._out), entry.nbytes, entry.page))
         except BaseException:
             self._give_up(entry)
             raise
@@ -128,6 +141,7 @@ class StreamExecutor(Executor):
             self._give_up(entry)
             raise
         finally:
+            self._under_way.pop(entry.page, None)
             copy.writes, copy.storage = [], None
 
     def release(self, entry: Entry) -> None:
@@ -163,17 +177,20 @@ class StreamExecutor(Executor):
         if copy is None or storage is None or copy.storage is not None:
             return
         use = self._use_of(entry)
-        copy.storage = storage
+        copy.storage, copy.is_up = storage, True
+        self._under_way[entry.page] = copy
         try:
             self._device.allocate(storage, entry.nbytes, use.home)
             self._device.wait(self._in, self._device.record(use.home))
             target = self._device.bytes_of(storage)
+            began = self._device.record(self._in)
             if copy.tier is Tier.HOST:
                 self._device.copy(target, self._host.tensor(copy.slots[0]), self._in)
             else:
                 self._stage().up(target, copy.slots, self._disk, self._in)
             use.streams, use.arrived = set(), self._device.record(self._in)
             copy.read = use.arrived
+            self._untimed.append((Lane.IN, began, use.arrived, entry.nbytes, entry.page))
         except BaseException as error:
             self._undo_fetch(copy, storage)
             if not isinstance(error, StoreError):
@@ -185,6 +202,7 @@ class StreamExecutor(Executor):
         copy = self._copies.get(entry.page)
         if copy is None:
             return
+        self._under_way.pop(entry.page, None)
         if copy.failure is not None:
             failure, copy.failure = copy.failure, None
             raise failure
@@ -203,6 +221,25 @@ class StreamExecutor(Executor):
         self._device.synchronize(self._device.record(self._in))
         self._device.free(storage)
         copy.storage = None
+
+    def landed(self) -> list[PageId]:
+        self._time_copies()
+        return [page for page, copy in self._under_way.items() if self._has_landed(copy)]
+
+    def _has_landed(self, copy: _Copy) -> bool:
+        if copy.is_up:
+            return copy.failure is not None or copy.read is None or self._device.reached(copy.read)
+        return all(write.done() for write in copy.writes) and (copy.done is None or self._device.reached(copy.done))
+
+    def _time_copies(self) -> None:
+        """Take note of those that are over; in each direction they end in the order in which they began."""
+        for _ in range(len(self._untimed)):
+            lane, began, ended, nbytes, page = untimed = self._untimed.popleft()
+            if not self._device.reached(ended):
+                self._untimed.append(untimed)
+                continue
+            start_s, end_s = (self._began_s + self._device.seconds_between(self._began, e) for e in (began, ended))
+            self.spans.append(Span(lane, "evict" if lane is Lane.OUT else "fetch", start_s, end_s, nbytes, page))
 
     def use(self, entries: Iterable[Entry]) -> None:
         current = self._device.current_stream()
@@ -231,6 +268,7 @@ class StreamExecutor(Executor):
 
     def discard(self, entry: Entry) -> None:
         copy = self._copies.pop(entry.page, None)
+        self._under_way.pop(entry.page, None)
         if copy is None:
             return
         if copy.tier is Tier.DISK:  # nothing of the device's: it waits for its own writes
@@ -293,6 +331,7 @@ class StreamExecutor(Executor):
         for stream in (self._out, self._in):
             self._device.synchronize(self._device.record(stream))
         self._copies.clear()
+        self._under_way.clear()
         self._uses.clear()
         self._retired.clear()
         self._host.close()

@@ -1,22 +1,53 @@
 """One device of a session: its pager, its executor, its limit."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
-from torch_lms.pager import Action, Created, Died, Event, LimitChanged, OpBegins, Pager, Resized, StartFetch, drive
-from torch_lms.policy import Policy
+from torch_lms.pager import (
+    Action,
+    Copied,
+    Counters,
+    Created,
+    Died,
+    Event,
+    LimitChanged,
+    OpBegins,
+    OpEnds,
+    Pager,
+    Resized,
+    StartFetch,
+    StepEnded,
+    drive,
+)
+from torch_lms.policy import Planned, Policy
 from torch_lms.residency import PageId
 from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.foresight import Foresight
 from torch_lms.runtime.limits import auto_limit
+from torch_lms.timeline import Lane, Level, Link, Log, Span, Timeline
+from torch_lms.trace import Living
 
 REFRESH_EVERY_S = 0.05
 """Asking the kernel what is free takes a millisecond."""
 
 _SHARE_AFTER_FAILURE = 0.95
+
+_SHARE_OF_AUTO = 0.95
+"""Plans leave some of a limit that is asked for anew at each step, or its next change would be their end."""
+
+_MOST_SPANS = 4096
+"""Copies to take note of at once."""
+
+_STEPS_REMEMBERED = 16
+"""Between two training steps there may be validation, which needs less."""
+
+_SHORT_S = 50e-6
+"""No pause to write down."""
 
 
 class Unit:
@@ -31,6 +62,8 @@ class Unit:
 
     Attributes:
         recoveries: operations that ran out of memory and were run again.
+        timeline: of the last step in which room was short; None before.
+        links: sums over all copies, by direction.
     """
 
     def __init__(
@@ -49,6 +82,12 @@ class Unit:
         self._ceiling: int | None = None
         self._refreshed_at = 0.0
         self._entries: dict[PageId, Entry] = {}
+        self.foresight = Foresight(policy) if isinstance(policy, Planned) else None
+        self._moving_s = 0.0
+        self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self.timeline: Timeline | None = None
+        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self._log: Log | None = Log()
         self.pager = Pager(0 if limit is None else limit, policy, executor.tiers)
         if self._is_auto:
             self.refresh_limit()
@@ -62,11 +101,15 @@ class Unit:
     def add(self, entry: Entry, unpageable: str) -> None:
         """``entry`` is a page of this device from now on."""
         self._entries[entry.page] = entry
+        if self.foresight is not None:
+            self.foresight.created(Living(entry.page, entry.nbytes, unpageable))
         self.tell(Created(entry.page, entry.nbytes, unpageable))
         self.executor.use((entry,))
 
     def remove(self, entry: Entry) -> None:
         """The storage of ``entry`` died, or is no page any more."""
+        if self.foresight is not None:
+            self.foresight.died(entry.page)
         self.tell(Died(entry.page))
         self.executor.forget(entry)
         del self._entries[entry.page]
@@ -77,16 +120,90 @@ class Unit:
         self.executor.use((entry,))
         self.tell(Resized(entry.page, entry.nbytes))
 
-    def begin(self, pages: tuple[PageId, ...], new_bytes: int) -> None:
-        """An operation on ``pages`` begins, and will create ``new_bytes``."""
+    def begin(self, op: str | None, pages: tuple[PageId, ...], new_bytes: int) -> None:
+        """The operation ``op`` (None: nothing that every step would do) on ``pages`` begins, and will create
+        ``new_bytes``.
+        """
+        now = time.perf_counter()
+        if self._log is not None:
+            self._log.op_ends(now)
+        if self.foresight is not None and op is not None:
+            self.foresight.begins(op, pages, new_bytes, now - self._moving_s)
+        if self.pager.has_copies_under_way:
+            landed = self.executor.landed()
+            if landed:
+                self.tell(Copied(tuple(landed)))
+        if len(self.executor.spans) > _MOST_SPANS:
+            self.count_copies()
         if self._is_auto and self.pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         self.tell(OpBegins(pages, new_bytes))
+        if self._log is not None:
+            ledger, now = self.pager.book.ledger, time.perf_counter()
+            self._log.op_begins(op or "view", now, Level(now, ledger.device, ledger.host, ledger.disk))
+
+    def end(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
+        """The operation on ``pages`` ended; it wrote ``written``."""
+        if self.foresight is not None:
+            self.foresight.wrote(written)
+        self.tell(OpEnds(pages, written))
+
+    def end_step(self) -> None:
+        """A step ended."""
+        self.tell(StepEnded())
+        self._demands.append(self.pager.counters.demand_bytes)
+        self.count_copies()
+
+    def begin_step(self, is_short: bool) -> None:
+        """Another begins, in which room may be short."""
+        now = time.perf_counter()
+        if self._log is not None and len(self._log):
+            self.timeline = self._log.finish(now)
+        self._log = Log() if is_short else None
+        if self.foresight is not None:
+            self.foresight.end_step(
+                now - self._moving_s,
+                self.pager.book,
+                int(self.pager.limit * (_SHARE_OF_AUTO if self._is_auto else 1)),
+                is_short,
+                self.pager.counters.evicted_bytes,
+                self.links[Lane.IN].bytes_per_s,
+            )
+
+    def count_copies(self) -> None:
+        """Take note of the copies that have ended."""
+        copies, self.executor.spans = sorted(self.executor.spans, key=lambda span: span.end_s), []
+        for span in copies:
+            self.links[span.lane].add(span)
+        if self._log is not None:
+            self._log.add(*copies)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which copies were under way, either direction by itself."""
+        return sum(link.busy_s for link in self.links.values())
+
+    def reset_counts(self) -> None:
+        """Start counting anew."""
+        self.count_copies()
+        self.pager.counters = Counters(demand_bytes=self.pager.counters.demand_bytes)
+        self.pager.book.ledger.peak_device = self.pager.book.ledger.device
+        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self.executor.stall_s, self.recoveries = 0.0, 0
+        if self.foresight is not None:
+            self.foresight.reset_counts()
 
     @property
     def is_roomy(self) -> bool:
         """Whether there is room for as much again as is there."""
         return self.pager.book.ledger.device * 2 < self.pager.limit
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is away, and nothing need leave in a step like one of the last."""
+        ledger = self.pager.book.ledger
+        is_away = ledger.host or ledger.disk
+        return self.is_roomy and not is_away and max(self._demands, default=0) <= self.pager.limit
 
     def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
         """With limit "auto": what is on the device now and what it can still take, as far as is known (N7)."""
@@ -111,8 +228,15 @@ class Unit:
     def _perform(self, actions: Iterable[Action]) -> None:
         if not isinstance(actions, tuple):
             self._before_moving()
-        with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
-            drive(actions, self._outcome)
+        began = time.perf_counter()
+        try:
+            with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
+                drive(actions, self._outcome)
+        finally:
+            now = time.perf_counter()
+            self._moving_s += now - began
+            if self._log is not None and now - began > _SHORT_S:
+                self._log.add(Span(Lane.COMPUTE, "stall", began, now))
 
     def _outcome(self, action: Action) -> Exception | None:
         try:

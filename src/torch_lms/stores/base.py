@@ -14,7 +14,14 @@ class Slot:
 
 
 class Pending(ABC):
-    """A copy under way. Until ``wait`` has ended, its buffer must not be freed or written (nor, for a read, used)."""
+    """A copy under way. Until ``wait`` has ended, its buffer must not be freed or written (nor, for a read, used).
+
+    Attributes:
+        began_s, ended_s: when, by ``time.perf_counter``; known once it is done.
+    """
+
+    began_s: float
+    ended_s: float
 
     @abstractmethod
     def wait(self) -> None:

@@ -1,6 +1,7 @@
 """A copy between a page and the spill file, chunk by chunk."""
 
 import threading
+import time
 import zlib
 from abc import abstractmethod
 
@@ -39,8 +40,11 @@ class Copy(Pending):
         memory: the page's bytes, ``slot.nbytes`` of them. The copy lets go of them before ``wait`` returns: whoever
             waits may free the page at once.
         checksums: one per chunk, None until it was written: a ``Write`` fills them in, a ``Read`` checks them.
-        after: earlier copies of the same slot. They stand before this one in the queue, so an I/O thread that waits for
-            them waits only for chunks that other threads have already begun.
+        after: earlier copies of the same slot. Each stands further ahead in its queue than this one in its own, so an
+            I/O thread that waits for them never waits, by whatever way, for a chunk behind its own.
+
+    Attributes:
+        began_s, ended_s: when, by ``time.perf_counter``.
     """
 
     def __init__(self, slot: Slot, memory: Bytes, checksums: list[int | None], after: list["Copy"]) -> None:
@@ -53,6 +57,7 @@ class Copy(Pending):
         self._error: StoreError | None = None
         self._lock = threading.Lock()
         self._is_done = False
+        self.began_s = self.ended_s = 0.0
         # not an Event: an interrupt inside its wait leaves its lock locked
         self._under_way = threading.Lock()
         self._under_way.acquire()
@@ -76,6 +81,7 @@ class Copy(Pending):
         try:
             for earlier in self._after:
                 earlier.settle()
+            self.began_s = self.began_s or time.perf_counter()
             # after one failed chunk the others are pointless
             if self._memory is not None and self._error is None:
                 begin = index * CHUNK_BYTES
@@ -103,6 +109,7 @@ class Copy(Pending):
             self._chunks_left -= 1
             if self._chunks_left:
                 return
+        self.ended_s = time.perf_counter()
         self._memory = None
         self._after = []
         self._is_done = True

@@ -41,7 +41,8 @@ class DiskStore(Store):
     Args:
         directory: where the file lies.
         capacity: most bytes of the file; None: what is free there now, less a margin for everybody else.
-        threads: chunks being copied at once. Four keep a fast disk busy even on two cores: they mostly wait.
+        threads: chunks being copied at once in each direction: what is needed now must not stand behind what is written
+            in good time. Four keep a fast disk busy even on two cores: they mostly wait.
         direct: use direct I/O if the file system has it. Without, the page cache keeps a second copy of every page.
 
     Raises:
@@ -62,9 +63,14 @@ class DiskStore(Store):
         self._closed = False
         self._extents = Extents(ALIGNMENT)
         self._pages: dict[int, _Page] = {}  # by the offset of their slot
+        started: list[IoPool] = []
         try:
-            self._pool = IoPool(self._file, threads)
+            self._writers = IoPool(self._file, threads, "out")
+            started.append(self._writers)
+            self._readers = IoPool(self._file, threads, "in")
         except BaseException:
+            for pool in started:
+                pool.close()
             self._file.close()
             raise
 
@@ -97,13 +103,13 @@ class DiskStore(Store):
             page = self._page(slot)
             # a new list: reads under way still check against the old one
             page.checksums = [None] * len(page.checksums)
-            return self._start(page, Write(slot, memory, page.checksums, page.under_way()))
+            return self._start(page, Write(slot, memory, page.checksums, page.under_way()), self._writers)
 
     def read(self, slot: Slot, target: memoryview) -> Pending:
         memory = np.frombuffer(target, np.uint8, slot.nbytes)
         with self._lock:
             page = self._page(slot)
-            return self._start(page, Read(slot, memory, page.checksums, page.under_way()))
+            return self._start(page, Read(slot, memory, page.checksums, page.under_way()), self._readers)
 
     def settle(self, slot: Slot) -> None:
         """Wait until no copy of ``slot`` is under way, however they turn out."""
@@ -129,7 +135,8 @@ class DiskStore(Store):
             if self._closed:
                 return
             self._forget()
-        self._pool.close()
+        self._writers.close()
+        self._readers.close()
         self._file.close()
 
     def abandon(self) -> None:
@@ -143,10 +150,10 @@ class DiskStore(Store):
         with self._lock:
             self._extents.validate()
 
-    def _start(self, page: _Page, copy: Copy) -> Copy:
-        # under the lock: copies of one slot must stand in the queue in the order of the calls
+    def _start(self, page: _Page, copy: Copy, pool: IoPool) -> Copy:
+        # under the lock: of copies that wait for each other, the earlier must stand further ahead in its queue
         page.copies.append(copy)
-        self._pool.submit(copy)
+        pool.submit(copy)
         return copy
 
     def _grow(self, nbytes: int) -> None:

@@ -43,6 +43,8 @@ class _Page:
 
 
 class _Finished(Pending):
+    began_s = ended_s = 0.0
+
     def wait(self) -> None:
         pass
 

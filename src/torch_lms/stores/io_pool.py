@@ -23,13 +23,13 @@ class IoThread(threading.Thread):
 class IoPool:
     """Performs copies first come, first served; all threads work on one large page together."""
 
-    def __init__(self, file: SpillFile, threads: int) -> None:
+    def __init__(self, file: SpillFile, threads: int, name: str) -> None:
         self._file = file
         # with chunks of copies; None: one thread less
         self._queue: SimpleQueue[tuple[Copy, int] | None] = SimpleQueue()
         # every thread's buffer is made here: a thread that died for want of one would leave its copies waiting forever
         tasks = [partial(self._serve, aligned_buffer(CHUNK_BYTES)) for _ in range(threads)]
-        self._threads = [IoThread(task, f"torch-lms-disk-{number}") for number, task in enumerate(tasks)]
+        self._threads = [IoThread(task, f"torch-lms-disk-{name}-{number}") for number, task in enumerate(tasks)]
         started = []
         try:
             for thread in self._threads:

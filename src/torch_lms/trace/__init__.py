@@ -1,8 +1,23 @@
 """What one step did: its operations in order, and the pages that they used. Frozen, and can be saved."""
 
 from torch_lms.trace.curve import Curve, demand_curve
-from torch_lms.trace.file import load, save
+from torch_lms.trace.file import lines, load, save
 from torch_lms.trace.record import Trace, TracedOp, TracedPage
 from torch_lms.trace.recorder import Living, Recorder
+from torch_lms.trace.summary import LargePage, Summary, summarize
 
-__all__ = ["Curve", "Living", "Recorder", "Trace", "TracedOp", "TracedPage", "demand_curve", "load", "save"]
+__all__ = [
+    "Curve",
+    "LargePage",
+    "Living",
+    "Recorder",
+    "Summary",
+    "Trace",
+    "TracedOp",
+    "TracedPage",
+    "demand_curve",
+    "lines",
+    "load",
+    "save",
+    "summarize",
+]

@@ -1,6 +1,7 @@
 """Traces as files: JSON lines, the first of which says what it is."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ from torch_lms.trace.record import Trace, TracedOp, TracedPage
 _FORMAT, _VERSION = "torch-lms trace", 1
 
 
-def save(trace: Trace, path: Path) -> None:
-    """Write ``trace`` to ``path``: a line about the file, a line for each page, a line for each operation."""
+def lines(trace: Trace) -> Iterator[str]:
+    """``trace`` as JSON lines: a line about the file, a line for each page, a line for each operation."""
     head = {"format": _FORMAT, "version": _VERSION, "pages": len(trace.pages), "ops": len(trace.ops)}
-    with path.open("w") as file:
-        for line in (head, *(page._asdict() for page in trace.pages), *(op._asdict() for op in trace.ops)):
-            file.write(json.dumps(line) + "\n")
+    for line in (head, *(page._asdict() for page in trace.pages), *(op._asdict() for op in trace.ops)):
+        yield json.dumps(line)
+
+
+def save(trace: Trace, path: Path) -> None:
+    """Write ``trace`` to ``path`` (see ``lines``)."""
+    path.write_text("".join(f"{line}\n" for line in lines(trace)))
 
 
 def load(path: Path) -> Trace:

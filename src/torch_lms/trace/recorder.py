@@ -38,6 +38,10 @@ class Recorder:
                 self._heirs[before._births[page.id]] = len(self._pages)
             self._add(page, born=-1)
 
+    def __len__(self) -> int:
+        """Operations so far."""
+        return len(self._ops)
+
     def begins(self, name: str, pages: Iterable[int], new_bytes: int, now: float) -> None:
         """An operation begins on ``pages`` (ids); ``now`` is in seconds of a clock that stands still while copies are
         waited for.
@@ -56,7 +60,8 @@ class Recorder:
     def wrote(self, pages: Iterable[int]) -> None:
         """The operation that runs wrote ``pages``."""
         numbers = tuple(self.numbers[page] for page in pages if page in self.numbers)
-        self._ops[-1] = self._ops[-1]._replace(writes=numbers)
+        if numbers and self._ops:
+            self._ops[-1] = self._ops[-1]._replace(writes=(*self._ops[-1].writes, *numbers))
 
     def died(self, page: int) -> None:
         """Its storage is gone."""
@@ -68,6 +73,8 @@ class Recorder:
         self._time(now)
         for page, number in self.numbers.items():
             heir = self._heirs.get(self._births[page], -1) if page in self._births else number
+            if heir >= 0 and self._pages[heir].nbytes != self._pages[number].nbytes:
+                heir = -1
             self._pages[number] = self._pages[number]._replace(dead=len(self._ops), becomes=heir)
         return Trace(tuple(self._pages), tuple(self._ops))
 

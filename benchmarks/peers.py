@@ -1,0 +1,328 @@
+"""LMS beside other ways to train with less memory: the same model, interleaved steps, one process for each way.
+
+python benchmarks/peers.py              # on the CPU half an hour; writes results/peers-<machine>.json
+python benchmarks/peers.py --quick      # a minute: does it work at all?
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from nets import Residual, UNet3d, encoder, resnet
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import torch_lms
+from torch_lms.runtime.executor import memory_of
+from torch_lms.runtime.probe import probe
+from torch_lms.stores.disk import DiskStore
+from torch_lms.stores.spill_dir import default_spill_dir
+from torch_lms.units import format_bytes
+
+FORMAT = 1
+RESULTS = Path(__file__).parent / "results"
+MIB = 1 << 20
+WARM_UP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is trained. ``blocks``: the modules that checkpointing runs again."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    blocks: type[nn.Module] | tuple[type[nn.Module], ...]
+
+
+MODELS = [
+    Model("3D U-Net, width 16, 80^3", UNet3d, (1, 1, 80, 80, 80), nn.Sequential),
+    Model("ResNet-50, 4 x 224^2", partial(resnet, 50), (4, 3, 224, 224), Residual),
+    Model("encoder, 4 layers of 512, 16 x 256", partial(encoder, 4), (16, 256, 512), nn.TransformerEncoderLayer),
+]
+QUICK = [Model("3D U-Net, width 4, 32^3", partial(UNet3d, 4), (1, 1, 32, 32, 32), nn.Sequential)]
+
+
+# -- a worker: one way to train, one step for each line that it reads -------------------------------------------------
+
+
+class DiskHooks:
+    """Saved-tensor hooks that write to the same kind of spill file as LMS does, and wait for it."""
+
+    def __init__(self) -> None:
+        self._disk = DiskStore(default_spill_dir())
+        self.moved_bytes = 0
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Below 1 MiB, and for what is held anyway (leaves), the tensor itself."""
+        if tensor.nbytes < MIB or tensor.is_leaf or not tensor.is_contiguous():
+            return tensor
+        slot = self._disk.reserve(tensor.nbytes)
+        self._disk.write(slot, memory_of(tensor.detach().reshape(-1).view(torch.uint8))).wait()
+        self.moved_bytes += tensor.nbytes
+        return slot, tensor.shape, tensor.dtype
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Each tensor is asked for once here."""
+        if isinstance(packed, Tensor):
+            return packed
+        slot, shape, dtype = packed
+        found = torch.empty(shape, dtype=dtype)
+        self._disk.read(slot, memory_of(found.view(-1).view(torch.uint8))).wait()
+        self._disk.release(slot)
+        return found
+
+
+def checkpointed(model: nn.Module, blocks: Any) -> nn.Module:
+    """``model`` with each outermost module of the kind ``blocks`` checkpointed."""
+    for child in model.children():
+        if isinstance(child, blocks):
+            child.forward = partial(checkpoint, child.forward, use_reentrant=False)
+        else:
+            checkpointed(child, blocks)
+    return model
+
+
+@contextmanager
+def way(name: str, limit: int, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
+    """The context in which steps are taken, and what to say about them afterwards."""
+    around: AbstractContextManager[Any] = nullcontext()
+    tell: Callable[[], dict[str, Any]] = dict
+    with ExitStack() as stack:
+        if name in ("reactive", "planned"):
+            lms = stack.enter_context(torch_lms.session(limit=limit, policy=name, device=device))
+            tell = lambda: lms._session.stats().as_dict()  # noqa: E731
+        elif name == "hooks to disk":
+            hooks = DiskHooks()
+            around = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
+            tell = lambda: {"evicted_bytes": hooks.moved_bytes}  # noqa: E731
+        elif name == "save_on_cpu":
+            around = torch.autograd.graph.save_on_cpu(pin_memory=True)
+        stack.enter_context(around)
+        yield tell
+
+
+def work(model: Model, name: str, limit: int, device: str) -> None:
+    """Take a step for each line on standard input; a line with what it took for each step."""
+    torch.manual_seed(0)
+    net = model.make().to(device)
+    if name == "checkpoint":
+        checkpointed(net, model.blocks)
+    update = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    batch = torch.randn(model.shape, device=device)
+    idle = _peak_bytes(device)
+    with way(name, limit, device) as tell:
+        for _ in sys.stdin:
+            began = time.perf_counter()
+            update.zero_grad()
+            loss = net(batch).square().mean()
+            loss.backward()
+            update.step()
+            if device != "cpu":
+                torch.accelerator.synchronize()
+            seconds = time.perf_counter() - began
+            result = {"seconds": seconds, "loss": loss.item().hex(), "peak_bytes": _peak_bytes(device) - idle}
+            print(json.dumps({**result, **tell()}), flush=True)
+
+
+def _peak_bytes(device: str) -> int:
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+class Worker:
+    """The other end."""
+
+    def __init__(self, model: int, quick: bool, name: str, limit: int, device: str) -> None:
+        self.name = name
+        arguments = ["--worker", name, "--model", str(model), "--limit", str(limit), "--device", device]
+        command = [sys.executable, __file__, *arguments, *(["--quick"] if quick else [])]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.last: dict[str, Any] = {}
+        self.seconds: list[float] = []
+        self.before: dict[str, Any] = {}
+
+    def step(self, count: bool) -> None:
+        """Have it take one; ``count`` it or not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print("step", file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{self.name} ended with {self._process.wait()}")
+        self.last = json.loads(line)
+        if count:
+            self.seconds.append(self.last["seconds"])
+        else:
+            self.before = self.last
+
+    def since(self, what: str) -> float:
+        """Of a cumulative figure, what came while steps were counted, by step."""
+        return float(self.last.get(what, 0) - self.before.get(what, 0)) / max(1, len(self.seconds))
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+# -- the comparison ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to train.
+
+    Attributes:
+        limit: share of the demand, for LMS.
+        ratio: seconds of a step over those of the reference in the same round; median and quartiles.
+        peak_bytes: beyond model, optimizer's first state and batch.
+        moved_bytes: copied out in a step.
+        hidden: share of the copies' time beside the program.
+    """
+
+    way: str
+    limit: float
+    ratio: float
+    quartiles: tuple[float, float]
+    step_s: float
+    peak_bytes: int
+    moved_bytes: float
+    hidden: float | None
+    equal: bool
+
+
+def compare(number: int, model: Model, quick: bool, device: str, rounds: int) -> list[Row]:
+    """All ways to train ``model``: first those whose peak says under which limit LMS must do as well."""
+    start = partial(Worker, number, quick, device=device)
+    reference, stock_ways = start("reference", 0), ["checkpoint"]
+    stock_ways += ["hooks to disk"] if device == "cpu" else ["save_on_cpu"]
+    others = [start(name, 0) for name in stock_ways]
+    for worker in (reference, *others):
+        for _ in range(WARM_UP):
+            worker.step(count=False)
+    demand = _demand(number, quick, device)
+    like_checkpoint = others[0].last["peak_bytes"] / reference.last["peak_bytes"]
+    limits = {"reactive": (0.5, 0.25), "planned": (0.5, 0.25, like_checkpoint)}
+    shares = [0.0] * len(others)
+    for name, its in limits.items():
+        for share in its:
+            others.append(start(name, int(demand * share)))
+            shares.append(share)
+            for _ in range(WARM_UP):
+                others[-1].step(count=False)
+    for _ in range(rounds):
+        for worker in (reference, *others):
+            worker.step(count=True)
+    rows = [_row(worker, share, reference) for worker, share in zip((reference, *others), (0.0, *shares), strict=True)]
+    for worker in (reference, *others):
+        worker.close()
+    return rows
+
+
+def _demand(number: int, quick: bool, device: str) -> int:
+    """Bytes in tensors that a step holds at most."""
+    worker = Worker(number, quick, "reactive", 1 << 40, device)
+    for _ in range(2):
+        worker.step(count=False)
+    worker.close()
+    return int(worker.last["demand_bytes"])
+
+
+def _row(worker: Worker, share: float, reference: Worker) -> Row:
+    ratios = [seconds / stock for seconds, stock in zip(worker.seconds, reference.seconds, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    busy = worker.since("evicted_bytes") + worker.since("fetched_bytes")
+    return Row(
+        way=worker.name,
+        limit=share,
+        ratio=statistics.median(ratios),
+        quartiles=(low, high),
+        step_s=statistics.median(worker.seconds),
+        peak_bytes=worker.last["peak_bytes"],
+        moved_bytes=worker.since("evicted_bytes"),
+        hidden=worker.last["hidden_fraction"] if busy and "hidden_fraction" in worker.last else None,
+        equal=worker.last["loss"] == reference.last["loss"],
+    )
+
+
+def show(console: Console, model: Model, rows: list[Row]) -> None:
+    """A table."""
+    columns = ("way", "limit / demand", "step / reference", "seconds", "peak", "out a step", "copies hidden", "equal")
+    table = Table(*columns, title=model.name)
+    for row in rows:
+        table.add_row(
+            row.way,
+            f"{row.limit:.2f}" if row.limit else "",
+            f"{row.ratio:.2f} ({row.quartiles[0]:.2f}-{row.quartiles[1]:.2f})",
+            f"{row.step_s:.2f}",
+            format_bytes(row.peak_bytes),
+            format_bytes(row.moved_bytes) if row.moved_bytes else "",
+            "" if row.hidden is None else f"{row.hidden:.0%}",
+            "yes" if row.equal else "no",
+        )
+    console.print(table)
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="A small model, one round.")
+@click.option("--rounds", default=12, show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--only", default="", help="Only models whose name contains this.")
+@click.option("--worker", default="", hidden=True)
+@click.option("--model", "number", default=0, hidden=True)
+@click.option("--limit", default=0, hidden=True)
+def main(quick: bool, rounds: int, device: str, only: str, worker: str, number: int, limit: int) -> None:
+    """Compare LMS with other ways to train in less memory."""
+    models = QUICK if quick else MODELS
+    if worker:
+        work(models[number], worker, limit, device)
+        return
+    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+    machine = probe(None, measure=not quick)
+    results = []
+    for number, model in enumerate(models):
+        if only in model.name:
+            rows = compare(number, model, quick, device, 1 if quick else rounds)
+            show(console, model, rows)
+            results.append({"model": model.name, "ways": [asdict(row) for row in rows]})
+    if not quick:
+        target = RESULTS / f"peers-{device.split(':')[0]}-{machine.processor.cores}-cores.json"
+        report = {
+            "format": FORMAT,
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {
+                "processor": asdict(machine.processor),
+                "accelerators": [asdict(found) for found in machine.accelerators],
+                "links": [asdict(link) for link in machine.links],
+                "direct_io": machine.spill.direct,
+                "block_bytes": MIB,
+                "load": os.getloadavg()[0],
+            },
+            "versions": asdict(machine.versions),
+            "rounds": rounds,
+            "results": results,
+        }
+        target.write_text(json.dumps(report, indent=2) + "\n")
+        console.print(f"written to {target}", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""How many bytes planned steps move out, beside the least that any schedule must. No times: the same on every machine.
+
+python benchmarks/traffic.py             # some minutes; prints the tables of docs/planning.md
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import click
+import torch
+from nets import DeepLab, UNet3d, encoder, resnet
+from torch import nn
+
+import torch_lms
+from torch_lms.cli.demo_train import UNet
+from torch_lms.planner import floor_bytes
+from torch_lms.runtime.stats import Stats
+from torch_lms.units import format_bytes
+
+MIN_SIZE = 4096
+WARM_UP = 4
+"""Steps until one follows a plan: the optimizer makes its state, a whole step is seen, and what lives on is known."""
+
+STEPS = 4
+SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+
+Step = Callable[[], torch.Tensor]
+
+
+def training(
+    make: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    optimizer: Callable[..., torch.optim.Optimizer] = SGD,
+    accumulate: int = 1,
+) -> tuple[nn.Module, Step]:
+    """A model, and a function that takes a step with ``accumulate`` batches of ``shape`` and gives the last loss."""
+    torch.manual_seed(0)
+    model = make()
+    update = optimizer(model.parameters())
+
+    def step() -> torch.Tensor:
+        update.zero_grad()
+        for _ in range(accumulate):
+            loss: torch.Tensor = model(torch.randn(shape)).square().mean()
+            loss.backward()
+        update.step()
+        return loss.detach()
+
+    return model, step
+
+
+NETS: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
+    "the demo's U-Net, 32^3": partial(training, partial(UNet, 3, (4, 8, 16)), (1, 1, 32, 32, 32)),
+    "ResNet-50, 2 x 64^2": partial(training, partial(resnet, 50), (2, 3, 64, 64)),
+    "DeepLab over ResNet-18, 2 x 65^2": partial(training, partial(DeepLab, 18), (2, 3, 65, 65)),
+    "3D U-Net, 24^3, 4 micro-batches": partial(training, partial(UNet3d, 4), (1, 1, 24, 24, 24), accumulate=4),
+    "transformer encoder with Adam": partial(training, partial(encoder, 3, 64), (8, 64, 64), ADAM),
+}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small operations are slower on more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def demand_of(make: Callable[[], tuple[nn.Module, Step]]) -> int:
+    """Bytes that a step holds at most."""
+    _, step = make()
+    with torch_lms.session(limit="64GB", min_size=MIN_SIZE) as lms:
+        for _ in range(2):
+            step()
+        return lms.stats().demand_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Of one net under one limit: what happened in ``STEPS`` steps, and for one of them floor and largest operation."""
+
+    stats: Stats
+    floor: float
+    working_set_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Bytes moved out over the floor."""
+        return self.stats.evicted_bytes / (self.floor * STEPS)
+
+
+def measure(make: Callable[[], tuple[nn.Module, Step]], limit: int, policy: str = "planned") -> Traffic:
+    """Train under ``limit`` bytes, and count once plans are followed."""
+    _, step = make()
+    with one_thread(), torch_lms.session(limit=limit, min_size=MIN_SIZE, policy=policy, recompute=False) as lms:
+        for _ in range(WARM_UP):
+            step()
+        lms.reset_stats()
+        for _ in range(STEPS):
+            step()
+        lms.validate()
+        stats = lms.stats()
+        if policy != "planned":
+            return Traffic(stats, 0.0, 0)
+        return Traffic(stats, floor_bytes(lms.trace(), limit), lms.trace().working_set_bytes)
+
+
+@click.command()
+def main() -> None:
+    """Print the table of docs/planning.md."""
+    print("| step | limit | limit / W | floor | planned | ratio | reactive |")
+    print("|---|---|---|---|---|---|---|")
+    for name, make in NETS.items():
+        for share in (2, 4):
+            limit = demand_of(make) // share
+            planned, reactive = measure(make, limit), measure(make, limit, "reactive")
+            figures = (planned.floor, planned.stats.evicted_bytes / STEPS)
+            print(
+                f"| {name} | demand/{share} | {limit / planned.working_set_bytes:.2f} | "
+                f"{' | '.join(map(format_bytes, figures))} | {planned.ratio:.3f} | "
+                f"{format_bytes(reactive.stats.evicted_bytes / STEPS)} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Writes every step down, plans for its like, and knows which plan the step that runs may be following."""
+
+from dataclasses import dataclass
+
+from torch_lms.planner import floor_bytes, make_plan
+from torch_lms.policy import Guide, Plan, Planned
+from torch_lms.residency import Book, PageId
+from torch_lms.trace import Living, Recorder, Trace
+
+_MOST_PLANS = 4
+"""Kinds of steps that are remembered: two crop sizes, training and validation, say."""
+
+_MOST_SEEN = 64
+"""Signatures of steps for which there is no plan."""
+
+_WASTED = 0.8
+"""A plan for so little of the limit that it is better made again."""
+
+_MOST_OPS = 1_000_000
+"""A program whose steps nobody sees end must not fill the memory with its past."""
+
+_FETCH_BYTES_PER_S = 1e9
+"""Until the first page has come back."""
+
+
+@dataclass(slots=True)
+class Kind:
+    """A kind of steps.
+
+    Attributes:
+        signature: of such steps.
+        plan: for them.
+        steps: that followed it.
+        evicted_bytes: in these steps.
+    """
+
+    signature: int
+    plan: Plan
+    steps: int = 0
+    evicted_bytes: int = 0
+    _floor_bytes: float | None = None
+
+    def floor_bytes(self) -> float:
+        """The least that any plan moves out in all these steps. Takes as long as planning or longer, once.
+
+        Raises:
+            ImportError: scipy is not installed.
+        """
+        if self.steps and self._floor_bytes is None:
+            self._floor_bytes = floor_bytes(self.plan.trace, self.plan.limit)
+        return self.steps * (self._floor_bytes or 0.0)
+
+
+class Foresight:
+    """Of one device. Not thread-safe.
+
+    Args:
+        policy: is told which guide to follow.
+
+    Attributes:
+        trace: of the last step that was recorded; None before.
+        kinds: the kinds of steps known, the last followed first.
+        planned_steps: steps that followed a plan from their first operation to their last.
+        diverged_steps: steps that followed no plan to their end, though there were plans.
+        replans: plans made after the first.
+    """
+
+    def __init__(self, policy: Planned) -> None:
+        self.trace: Trace | None = None
+        self.kinds: list[Kind] = []
+        self.planned_steps = 0
+        self.diverged_steps = 0
+        self.replans = 0
+        self._evicted_bytes = 0
+        self._policy = policy
+        self._recorder: Recorder | None = Recorder(())
+        self._is_whole = False  # the session began in the midst of a step
+        self._guides: list[Guide] = []
+        self._seen: list[int] = []
+
+    def begins(self, name: str, pages: tuple[PageId, ...], new_bytes: int, now: float) -> None:
+        """An operation begins; ``now`` is in seconds of a clock that stands still while pages move."""
+        if self._recorder is None:
+            return
+        self._recorder.begins(name, pages, new_bytes, now)
+        if len(self._recorder) > _MOST_OPS:
+            self._recorder, self._guides = None, []
+            self._choose_guide()
+        if self._guides:
+            for guide in self._guides:
+                guide.begins(name, pages)
+            self._choose_guide()
+
+    def wrote(self, pages: tuple[PageId, ...]) -> None:
+        """The operation that runs wrote ``pages``."""
+        if self._recorder is not None:
+            self._recorder.wrote(pages)
+
+    def created(self, page: Living) -> None:
+        """By the operation that runs."""
+        if self._recorder is None:
+            return
+        self._recorder.created(page)
+        if self._guides:
+            for guide in self._guides:
+                guide.created(page.id, page.nbytes)
+            self._choose_guide()
+
+    def died(self, page: PageId) -> None:
+        """Its storage is gone."""
+        if self._recorder is not None:
+            self._recorder.died(page)
+            for guide in self._guides:
+                guide.died(page)
+
+    def end_step(
+        self, now: float, book: Book, limit: int, is_short: bool, evicted_bytes: int, fetch_bytes_per_s: float
+    ) -> None:
+        """A step ended.
+
+        Args:
+            now: as for ``begins``.
+            book: the pages that live now.
+            limit: bytes that they may occupy in the next steps.
+            is_short: whether room may be short in the next step; else it is neither recorded nor guided.
+            evicted_bytes: so far.
+            fetch_bytes_per_s: how fast pages came back so far; 0 if none did.
+        """
+        before, self._recorder = self._recorder, None
+        if before is not None and len(before):
+            self.trace = before.finish(now)
+            if self._is_whole:
+                moved = evicted_bytes - self._evicted_bytes
+                self._learn(self.trace, before, limit, moved, fetch_bytes_per_s or _FETCH_BYTES_PER_S)
+        self._evicted_bytes = evicted_bytes
+        self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]
+        self._guides = []
+        if is_short:
+            self._is_whole = True
+            living = [Living(page.id, page.nbytes, page.unpageable) for page in book]
+            self._recorder = Recorder(living, before)
+            self._guides = [Guide(kind.plan, [(page.id, page.nbytes) for page in living]) for kind in self.kinds]
+        self._choose_guide()
+
+    def _learn(
+        self, trace: Trace, recorder: Recorder, limit: int, evicted_bytes: int, fetch_bytes_per_s: float
+    ) -> None:
+        """Of a kind of step that comes a second time a plan is made: what never repeats is not worth one."""
+        done = next((guide.plan for guide in self._guides if guide.is_done), None)
+        kind = next((kind for kind in self.kinds if kind.plan is done), None)
+        if kind is not None:
+            self.planned_steps += 1
+            kind.steps += 1
+            kind.evicted_bytes += evicted_bytes
+            self.kinds.remove(kind)
+            self.kinds.insert(0, kind)
+            return
+        self.diverged_steps += bool(self.kinds)
+        signature = _signature(trace)
+        if signature not in self._seen:
+            self._seen = [*self._seen, signature][-_MOST_SEEN:]
+            return
+        self.replans += bool(self.kinds)
+        plan = make_plan(trace, limit, recorder.numbers, fetch_bytes_per_s)
+        others = [kind for kind in self.kinds if kind.signature != signature]
+        self.kinds = [Kind(signature, plan), *others][:_MOST_PLANS]
+
+    def reset_counts(self) -> None:
+        """Start counting anew."""
+        self.planned_steps = self.diverged_steps = self.replans = self._evicted_bytes = 0
+        for kind in self.kinds:
+            kind.steps = kind.evicted_bytes = 0
+
+    def _choose_guide(self) -> None:
+        self._guides = [guide for guide in self._guides if not guide.is_lost]
+        self._policy.guide = self._guides[0] if self._guides else None
+
+
+def _signature(trace: Trace) -> int:
+    """Equal for steps of one kind: the same operations on pages of the same sizes."""
+    sizes = [page.nbytes for page in trace.pages]
+    return hash(
+        tuple((op.name, *(sizes[p] for p in op.pages), -1, *(sizes[p] for p in op.creates)) for op in trace.ops)
+    )
