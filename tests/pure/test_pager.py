@@ -8,7 +8,6 @@ from pager_rig import Interrupt, Rig, failing, kind_and_fields, new_rig
 
 from torch_lms.errors import InvariantError, PageLostError, StoreError, StoreFullError
 from torch_lms.pager import (
-    Accessed,
     Action,
     Discard,
     Event,
@@ -236,7 +235,6 @@ def test_a_full_tier_gives_up_copies_of_pages_that_stay(rig_of: RigOf) -> None:
     rig = evicted(rig_of(100, disk=60), 60)
     with_pages(rig, 40, first=2)
     rig.tell(OpBegins((1,), 0))
-    assert rig.tell(Accessed((1,), False)) == []
     rig.create(3, 30)
     assert rig.tell(Reclaim()) == [Discard(1, DISK), *down(2)]
     assert rig.state(1) is State.RESIDENT
@@ -403,8 +401,6 @@ def a_bit_of_everything() -> Rig:
 EVENTS: dict[str, Event] = {
     "operation": OpBegins((1, 2, 3, 4), 5),
     "new bytes": OpBegins((), 80),
-    "read": Accessed((2, 3), written=False),
-    "written": Accessed((2, 3, 4), written=True),
     "export": Exported((2, 4), "address escaped"),
     "pin": Pinned((3, 4)),
     "reclaim": Reclaim(),
@@ -443,7 +439,7 @@ def test_an_interrupt_at_any_action_leaves_all_in_order(name: str, when: str) ->
         rig.tell(event)
         rig.check()
         everyone = tuple(rig.truth)
-        rig.tell(Accessed(everyone, written=False))
+        rig.op(reads=everyone)
         rig.read(page for page in everyone if rig.state(page).on_device)
 
 
@@ -481,33 +477,6 @@ def test_an_interrupt_ends_no_copy_of_another_page(rig_of: RigOf) -> None:
 
 
 # -- raw access ------------------------------------------------------------------------------------------------------
-
-
-def test_a_raw_read_brings_the_page_back(rig_of: RigOf) -> None:
-    rig = evicted(rig_of(100), 50)
-    assert rig.tell(Accessed((1,), written=False)) == up(1)
-    assert rig.state(1) is State.CLEAN
-    assert rig.pager.book[1].pins == 0
-
-
-def test_a_raw_write_gives_the_lower_copy_up(rig_of: RigOf) -> None:
-    rig = evicted(rig_of(100), 50)
-    assert rig.tell(Accessed((1,), written=True)) == [*up(1), Discard(1, DISK)]
-    rig.write([1])
-    rig.tell(Reclaim())
-    rig.op(reads=[1])
-
-
-def test_a_raw_access_makes_room_for_its_page(rig_of: RigOf) -> None:
-    rig = evicted(rig_of(100), 60)
-    with_pages(rig, 60, first=2)
-    assert rig.tell(Accessed((1,), written=False)) == [*down(2), *up(1)]
-
-
-def test_a_raw_access_makes_young(rig_of: RigOf) -> None:
-    rig = with_pages(rig_of(100), 50, 50)
-    rig.tell(Accessed((1,), written=False))
-    assert rig.op(new_bytes=10) == down(2)
 
 
 @pytest.mark.parametrize("resident", [True, False])

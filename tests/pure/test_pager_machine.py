@@ -16,7 +16,6 @@ from pager_rig import Foreseeing, Interrupt, Rig, new_rig
 
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.pager import (
-    Accessed,
     Action,
     Copied,
     Created,
@@ -209,15 +208,6 @@ class PagerMachine(RuleBasedStateMachine):
             with self.faults(faults):
                 self.rig.die(page)
             self.rig.device.pop(page, None)
-
-    @rule(picks=PICKS, written=st.booleans(), faults=FAULTS)
-    def access(self, picks: list[int], written: bool, faults: dict[int, str]) -> None:
-        pages = self.pick(picks)
-        with self.faults(faults, pages):
-            self.rig.tell(Accessed(pages, written))
-            self.rig.read(pages)
-            if written:
-                self.rig.write(pages)
 
     @rule(picks=PICKS, faults=FAULTS)
     def export(self, picks: list[int], faults: dict[int, str]) -> None:

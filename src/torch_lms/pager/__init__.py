@@ -4,7 +4,6 @@ from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, R
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.driver import drive
 from torch_lms.pager.events import (
-    Accessed,
     Copied,
     Created,
     Died,
@@ -23,7 +22,6 @@ from torch_lms.pager.events import (
 from torch_lms.pager.pager import Pager
 
 __all__ = [
-    "Accessed",
     "Action",
     "Copied",
     "Counters",

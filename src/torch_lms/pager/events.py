@@ -39,13 +39,6 @@ class Copied(NamedTuple):
     pages: tuple[PageId, ...]
 
 
-class Accessed(NamedTuple):
-    """``pages`` are touched outside any operation, now, and perhaps ``written``."""
-
-    pages: tuple[PageId, ...]
-    written: bool
-
-
 class Exported(NamedTuple):
     """The address of ``pages`` escaped: they stay on the device for good, because of ``reason``."""
 
@@ -98,7 +91,6 @@ Event = (
     | Created
     | Died
     | Copied
-    | Accessed
     | Exported
     | Resized
     | Pinned

@@ -8,7 +8,6 @@ from torch_lms.errors import InvariantError, StoreError, StoreFullError
 from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.events import (
-    Accessed,
     Copied,
     Created,
     Died,
@@ -61,7 +60,6 @@ class Pager:
             OpEnds: self._op_ends,
             Created: self._created,
             Died: self._died,
-            Accessed: self._accessed,
             Exported: self._exported,
             Resized: self._resized,
             Pinned: self._pinned,
@@ -149,16 +147,13 @@ class Pager:
         for page_id in pages:
             yield from self._settle_copy(self.book[page_id])
 
-    def _accessed(self, pages: tuple[PageId, ...], written: bool) -> Iterable[Action]:
-        self.tick += 1
-        unready = self._pin(pages)
-        if unready or self.room < 0 or (written and any(self.book[page_id].tier for page_id in pages)):
-            return self._touch(unready, pages, written)
-        self._unpin(pages)
-        return ()
-
     def _exported(self, pages: tuple[PageId, ...], reason: str) -> Iterable[Action]:
-        yield from self._accessed(pages, written=True)
+        unready = self._pin(pages)
+        try:
+            yield from self._make_ready(unready, 0, None)
+            yield from self._give_up(self._write(pages))
+        finally:
+            self._unpin(pages)
         for page_id in pages:
             page = self.book[page_id]
             self._withdraw(page)
@@ -239,14 +234,6 @@ class Pager:
             self.counters.room_from_free += 1
             return ()
         return self._undone_by(self._unpin, pages, self._make_ready(unready, new_bytes, ahead))
-
-    def _touch(self, unready: list[Page], pages: tuple[PageId, ...], written: bool) -> Actions:
-        try:
-            yield from self._make_ready(unready, 0, None)
-            if written:
-                yield from self._give_up(self._write(pages))
-        finally:
-            self._unpin(pages)
 
     def _undone_by(self, undo: Callable[[tuple[PageId, ...]], None], pages: tuple[PageId, ...], do: Actions) -> Actions:
         try:
