@@ -1,0 +1,136 @@
+"""When pages come back, and how a step is followed."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from torch_lms.planner import choose, gaps_of, make_plan
+from torch_lms.planner.fetches import schedule
+from torch_lms.planner.room import Room
+from torch_lms.policy import Guide, Planned, View
+from torch_lms.residency import Page
+from torch_lms.trace import Living, Recorder, Trace
+
+OPS = 10
+
+
+def step(uses: Sequence[Sequence[int]], sizes: Sequence[int], seconds: float = 1.0) -> tuple[Trace, Recorder]:
+    """A step whose pages 100, 101, ... of ``sizes`` live before and after; operation n uses the pages ``uses[n]``."""
+    recorder = Recorder([Living(100 + number, nbytes) for number, nbytes in enumerate(sizes)])
+    for number, pages in enumerate(uses):
+        recorder.begins(f"op{number}", [100 + page for page in pages], 0, number * seconds)
+        recorder.wrote([100 + page for page in pages])
+    return recorder.finish(len(uses) * seconds), recorder
+
+
+def used_at(*positions: int) -> list[list[int]]:
+    return [[0] if number in positions else [] for number in range(OPS)]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "begins"),
+    [(1000.0, 8), (20.0, 8), (10.0, 7), (3.5, 4)],
+    ids=["at the last moment", "one operation", "two", "five"],
+)
+def test_as_late_as_it_arrives_in_time(bytes_per_s: float, begins: int) -> None:
+    """10 bytes at 0.7 of the speed, before operation 9."""
+    trace, _ = step(used_at(0, 9), [10])
+    gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
+    comes = schedule(trace, gaps, Room(trace, 100), bytes_per_s)
+    assert [number for number, pages in enumerate(comes) if pages] == [begins]
+
+
+def test_one_link_first_needed_first_served() -> None:
+    """Two pages are needed by one operation: they come one after the other."""
+    uses = [[0, 1] if number in (0, 9) else [] for number in range(OPS)]
+    trace, _ = step(uses, [7, 7])
+    gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
+    comes = schedule(trace, gaps, Room(trace, 100), 10.0)
+    assert [number for number, pages in enumerate(comes) if pages] == [7, 8]
+
+
+def test_not_before_there_is_room() -> None:
+    uses = used_at(0, 9)
+    uses[7] = [1]
+    trace, _ = step(uses, [10, 95])
+    gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
+    for gap in gaps:
+        room = Room(trace, 100)
+        room.take(gap)
+    assert not any(schedule(trace, gaps, room, 1.0)), "page 1 stays all the time"
+
+
+def test_a_page_that_is_away_when_the_step_ends_comes_in_the_next() -> None:
+    trace, _ = step(used_at(4, 6), [10])
+    gaps = [gap for gap in gaps_of(trace) if gap.after == 6]
+    assert [gap.before for gap in gaps] == [4]
+    comes = schedule(trace, gaps, Room(trace, 100), 3.5)
+    assert [number for number, pages in enumerate(comes) if pages] == [9], "before operation 4 of the next"
+
+
+def planned(limit: int = 60) -> Guide:
+    """Of a step in which page 0 is away while page 1 is used."""
+    uses = [[0], [1], [1], [1], [0]]
+    trace, recorder = step(uses, [50, 50])
+    assert [gap.page for gap in choose(trace, limit)] == [0, 1]
+    plan = make_plan(trace, limit, recorder.numbers, 1e9)
+    return Guide(plan, [(100, 50), (101, 50)])
+
+
+def test_a_page_leaves_after_its_last_use_and_is_expected_back() -> None:
+    guide = planned()
+    guide.begins("op0", (100,))
+    assert (list(guide.leaving), list(guide.coming)) == ([101], [])
+    guide.begins("op1", (101,))
+    assert list(guide.due) == list(guide.leaving) == [100]
+    assert guide.next_use(100) == 3
+    guide.begins("op2", (101,))
+    guide.begins("op3", (101,))
+    guide.begins("op4", (100,))
+    assert list(guide.due) == [101]
+    assert guide.is_done
+    assert not guide.is_lost
+
+
+@pytest.mark.parametrize(
+    ("name", "pages"),
+    [("another", (101,)), ("op1", (100,)), ("op1", ()), ("op1", (101, 100)), ("op1", (102,))],
+    ids=["name", "page", "fewer pages", "more pages", "a page of another size"],
+)
+def test_whatever_differs_ends_it(name: str, pages: tuple[int, ...]) -> None:
+    guide = planned()
+    guide.created(102, 7)
+    guide.begins("op0", (100,))
+    guide.begins(name, pages)
+    assert guide.is_lost
+    assert not guide.is_done
+
+
+def test_a_step_that_goes_on_is_another() -> None:
+    guide = planned()
+    for number, page in enumerate((100, 101, 101, 101, 100, 100)):
+        guide.begins(f"op{number}", (page,))
+    assert guide.is_lost
+
+
+def test_a_page_that_died_is_neither_due_nor_known() -> None:
+    guide = planned()
+    guide.begins("op0", (100,))
+    guide.begins("op1", (101,))
+    guide.died(100)
+    assert not guide.due
+    assert guide.next_use(100) == 0
+
+
+def test_due_pages_leave_first_then_those_used_last() -> None:
+    policy = Planned()
+    policy.guide = planned()
+    policy.guide.begins("op0", (100,))
+    pages = {number: Page(number, 50) for number in (100, 101, 102)}
+    victims = [page.id for page in policy.victims(View({}, pages, 0))]
+    assert victims[0] == 101
+    assert victims.index(100) < victims.index(102), "of page 102 nothing is known: it may be needed at once"
+    assert policy.name == "planned"
+    policy.guide = None
+    assert policy.name == "reactive"
+    assert len(list(policy.victims(View({}, pages, 0)))) == 3
