@@ -105,7 +105,7 @@ def measure(make: Callable[[], tuple[nn.Module, Step]], limit: int, policy: str 
         for _ in range(STEPS):
             step()
         lms.validate()
-        stats = lms.stats()
+        stats = lms.stats(floor=policy == "planned")
         if policy != "planned":
             return Traffic(stats, 0.0, 0)
         return Traffic(stats, floor_bytes(lms.trace(), limit), lms.trace().working_set_bytes)

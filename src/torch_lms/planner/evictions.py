@@ -104,6 +104,8 @@ class _Choice:
         while (worst := self._room.worst) is not None:
             position, excess = worst
             waiting = ~self.chosen & ((self._first <= position) & (position <= self._last)).any(axis=1)
+            if not waiting.any():
+                break
             merit = np.where(waiting, self._merit(excess, thrift) * weights, -1.0)
             self.take((int(np.argmax(merit)),))
         taken = np.flatnonzero(self.chosen)

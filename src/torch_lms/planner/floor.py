@@ -34,8 +34,9 @@ def _least_bytes(trace: Trace, limit: int, whole_pages: bool) -> float:
     least: list[float] = []
     for position in np.flatnonzero(excess > 0):
         for column, gap in enumerate(gaps):
-            if any(first <= position <= last for first, last in gap.spans):
-                entries.append((len(least), column, float(gap.nbytes)))
+            times = sum(first <= position <= last for first, last in gap.spans)  # twice: the page, and its heir
+            if times:
+                entries.append((len(least), column, float(times * gap.nbytes)))
         least.append(float(excess[position]))
     if not least:
         return 0.0

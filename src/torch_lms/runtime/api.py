@@ -47,11 +47,15 @@ class Lms:
                 ", ".join(older),
             )
 
-    def stats(self) -> Stats:
-        """What happened so far. In planned sessions this takes a while the first time, if scipy is installed: see
-        ``Stats.traffic_ratio``.
+    def stats(self, *, floor: bool = False) -> Stats:
+        """What happened so far.
+
+        Args:
+            floor: compare what moved with the least that had to, too (``Stats.traffic_ratio``): a linear program, which
+                takes seconds for steps of thousands of operations. Needs scipy.
         """
-        return replace(self._session.stats(), traffic_ratio=self._session.traffic_ratio())
+        stats = self._session.stats()
+        return replace(stats, traffic_ratio=self._session.traffic_ratio()) if floor else stats
 
     def trace(self) -> Trace:
         """What the last step did in which room was short (``torch_lms.trace.save`` writes it to a file).
@@ -174,7 +178,7 @@ def disable() -> None:
     """
     global _running, _adoptable, _last_stats, _last_step
     running = _required()
-    stats, step = running._session.stats(), running._session.last_step
+    stats, step = running.stats(), running._session.last_step
     running._stop()
     _running, _adoptable, _last_stats, _last_step = None, None, stats, step
 

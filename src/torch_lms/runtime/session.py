@@ -385,15 +385,16 @@ class Session(Sink, RawAccess):
             )
 
     def traffic_ratio(self) -> float | None:
-        """See ``Stats``."""
+        """See ``Stats``.
+
+        Raises:
+            ImportError: scipy is not installed.
+        """
         with self.lock:
             foresights = [unit.foresight for unit in self._units.values() if unit.foresight is not None]
             kinds = [kind for foresight in foresights for kind in foresight.kinds]
             evicted_bytes = sum(kind.evicted_bytes for kind in kinds)
-        try:
-            least_bytes = sum(kind.floor_bytes() for kind in kinds)
-        except ImportError:
-            return None
+        least_bytes = sum(kind.floor_bytes() for kind in kinds)
         return evicted_bytes / least_bytes if least_bytes else None
 
     @property

@@ -46,7 +46,7 @@ class Stats:
         diverged_steps: steps that followed none to their end, though there were plans.
         replans: plans made after the first, for other kinds of steps.
         traffic_ratio: bytes moved out in planned steps over the least that any plan without recomputation could move
-            out (a linear program, which takes a while; needs scipy). None if nothing had to move, or nobody asked.
+            out. None if nothing had to, or if it was not asked for (``lms.stats(floor=True)``).
         policy: the one in force.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         algorithm_risk: steps in which an operation may have chosen another algorithm for want of workspace (N9).
