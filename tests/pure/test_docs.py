@@ -7,13 +7,17 @@ from pathlib import Path
 import pytest
 from source_tree import FLOORS, floor_of, parameters, sources
 
+from tests.sweep.exceptions import CHANGED_BY_ANY_MODE
 from torch_lms.errors import LmsError
 from torch_lms.residency import TRANSITIONS, State, transition_table
 
 ROOT = Path(__file__).parents[2]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/design.md"]
+DOCUMENTS = [
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
+]
 
 
 def diagram() -> str:
@@ -62,6 +66,13 @@ def test_every_floor_is_named() -> None:
         assert f"`{floor}" in floors, floor
     for floor in {floor_of(name) for name in sources() if name}:
         assert re.search(rf"^\| `{floor}", floors, re.MULTILINE), f"{floor} exists, and has no row"
+
+
+def test_what_any_mode_changes_is_listed() -> None:
+    listed = re.search(r"<!-- modes -->\n(.*?)\n<!-- /modes -->", (ROOT / "docs/reliability.md").read_text(), re.DOTALL)
+    rows = [f"| `{name}` | {why} |" for name, why in CHANGED_BY_ANY_MODE.items()]
+    assert listed is not None
+    assert listed[1].splitlines()[2:] == rows
 
 
 def test_every_knob_is_explained() -> None:

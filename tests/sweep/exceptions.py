@@ -14,6 +14,7 @@ UNINITIALIZED = {
 
 UNREPEATABLE = {
     "linalg.lstsq": "LAPACK leaves some of its workspace in the result",
+    "linalg.lstsq.grad_oriented": "LAPACK leaves some of its workspace in the result",
 }
 """Run, but may differ: two plain runs in one process differ, too."""
 
@@ -21,13 +22,18 @@ _OTHER_GRADIENT = "autograd takes a formula without writes in place, whose sums 
 _WITH_VECTORS = "singular values are computed together with the vectors, by another routine"
 CHANGED_BY_ANY_MODE = {
     "cumprod": _OTHER_GRADIENT,
+    "prod": _OTHER_GRADIENT,
+    "masked.prod": _OTHER_GRADIENT,
     "masked_fill": _OTHER_GRADIENT,
     "ormqr": _OTHER_GRADIENT,
     "linalg.cond": _WITH_VECTORS,
     "linalg.norm": _WITH_VECTORS,
     "linalg.matrix_norm": _WITH_VECTORS,
+    "norm.nuc": _WITH_VECTORS,
     "linalg.pinv": _WITH_VECTORS,
+    "linalg.pinv.singular": _WITH_VECTORS,
     "pinverse": _WITH_VECTORS,
     "linalg.matrix_rank": f"{_WITH_VECTORS}; into `out=` it writes nothing (a bug of PyTorch)",
+    "linalg.matrix_rank.hermitian": "into `out=` it writes nothing (a bug of PyTorch)",
 }
 """Equal an empty dispatch mode, not a plain run (N22)."""
