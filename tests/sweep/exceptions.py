@@ -24,6 +24,7 @@ CHANGED_BY_ANY_MODE = {
     "cumprod": _OTHER_GRADIENT,
     "prod": _OTHER_GRADIENT,
     "masked.prod": _OTHER_GRADIENT,
+    "_foreach_max": _OTHER_GRADIENT,
     "masked_fill": _OTHER_GRADIENT,
     "ormqr": _OTHER_GRADIENT,
     "linalg.cond": _WITH_VECTORS,
