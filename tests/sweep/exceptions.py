@@ -27,6 +27,7 @@ CHANGED_BY_ANY_MODE = {
     "_foreach_max": _OTHER_GRADIENT,
     "masked_fill": _OTHER_GRADIENT,
     "ormqr": _OTHER_GRADIENT,
+    "nn.LinearCrossEntropyLoss": _OTHER_GRADIENT,
     "linalg.cond": _WITH_VECTORS,
     "linalg.norm": _WITH_VECTORS,
     "linalg.matrix_norm": _WITH_VECTORS,
