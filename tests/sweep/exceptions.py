@@ -18,6 +18,12 @@ UNREPEATABLE = {
 }
 """Run, but may differ: two plain runs in one process differ, too."""
 
+SHARED_UNSAID = {
+    "aten::_sparse_coo_tensor_with_dims_and_tensors": "its result holds the very indices and values given, which stay "
+    "the same pages",
+}
+"""Operators whose results share an argument's storage without their schema saying so, and why that does no harm."""
+
 _OTHER_GRADIENT = "autograd takes a formula without writes in place, whose sums or strides differ"
 _WITH_VECTORS = "singular values are computed together with the vectors, by another routine"
 CHANGED_BY_ANY_MODE = {

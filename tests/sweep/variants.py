@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import torch_lms
 from tests.sweep.cases import Case
-from tests.sweep.exceptions import UNINITIALIZED
+from tests.sweep.exceptions import SHARED_UNSAID, UNINITIALIZED
 from tests.watcher import Watcher
 from torch_lms.capture.tensors import tensors_among
 
@@ -57,7 +57,10 @@ def judge(case: Case) -> Verdict:
         paged = fingerprints(results)
         raised = sum(any(print.startswith("raised ") for print in prints) for prints in plain)
         verdict = Verdict(
-            len(plain), raised, evictions, undeclared=sorted({*watcher.undeclared_writes, *watcher.undeclared_sharing})
+            len(plain),
+            raised,
+            evictions,
+            undeclared=sorted({*watcher.undeclared_writes, *(watcher.undeclared_sharing - SHARED_UNSAID.keys())}),
         )
         if paged == plain:
             return verdict
