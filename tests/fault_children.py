@@ -180,7 +180,7 @@ def _resumes(frame: types.FrameType) -> bool:
 def interrupts_everywhere(directory: Path) -> str:
     """One SIGINT per step, each at another place; then the step again."""
     torch.set_num_threads(1)
-    with under_way(directory) as run:
+    with under_way(directory, policy="reactive") as run:  # which goes the same way in each step
         run.step(1)
         run.restore()
         with SignalAt() as counted:
