@@ -42,7 +42,8 @@ class DiskStore(Store):
         directory: where the file lies.
         capacity: most bytes of the file; None: what is free there now, less a margin for everybody else.
         threads: chunks being copied at once in each direction: what is needed now must not stand behind what is written
-            in good time. Four keep a fast disk busy even on two cores: they mostly wait.
+            in good time. Two keep a disk of 2 GB/s busy; each costs a stack and a buffer, which a limit of the
+            operating system may count.
         direct: use direct I/O if the file system has it. Without, the page cache keeps a second copy of every page.
 
     Raises:
@@ -52,7 +53,7 @@ class DiskStore(Store):
     name = "disk"
 
     def __init__(
-        self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 4, direct: bool = True
+        self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 2, direct: bool = True
     ) -> None:
         self.directory = Path(directory).absolute()
         self._file = SpillFile(self.directory, direct)
