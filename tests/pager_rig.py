@@ -13,6 +13,7 @@ from torch_lms.pager import (
     Created,
     Died,
     Discard,
+    Drop,
     Event,
     FinishEvict,
     FinishFetch,
@@ -20,6 +21,7 @@ from torch_lms.pager import (
     OpEnds,
     Pager,
     Release,
+    Remake,
     Resized,
     StartEvict,
     StartFetch,
@@ -68,6 +70,8 @@ class Rig:
     Attributes:
         truth: the version that the program must find in each living page.
         device, lower: the copies that exist.
+        recipes: for each dropped page, what it held, and what the pages hold from which it is made.
+        unrepeatable: pages that cannot be made again.
         torn: pages of which an action was interrupted, so that nobody knows whether it was done. Executors bear it if
             such an action comes again; of any other page the rig insists on every action coming exactly once.
         refuse: what outcome an action has instead of being done; it may raise.
@@ -79,6 +83,8 @@ class Rig:
     truth: dict[PageId, int] = field(default_factory=dict)
     device: dict[PageId, int] = field(default_factory=dict)
     lower: dict[PageId, LowerCopy] = field(default_factory=dict)
+    recipes: dict[PageId, tuple[int, dict[PageId, int]]] = field(default_factory=dict)
+    unrepeatable: set[PageId] = field(default_factory=set)
     torn: set[PageId] = field(default_factory=set)
     refuse: Outcome = lambda action: None
     interrupt_after: Callable[[Action], bool] = lambda action: False
@@ -101,6 +107,8 @@ class Rig:
         if error is not None:
             self._give_up(action)
             return error
+        if isinstance(action, Drop) and action.page in self.unrepeatable:
+            return StoreError("not repeatable")
         self._perform[type(action)](self, action)
         if self.interrupt_after(action):
             self.torn.add(action.page)
@@ -145,6 +153,21 @@ class Rig:
         if action.page in self.truth:
             assert self.device.get(action.page) == self.truth[action.page], f"{action}: the last copy"
 
+    def _drop(self, action: Drop) -> None:
+        assert self.device[action.page] == self.truth[action.page], f"{action}: not on the device"
+        assert action.page not in self.lower or action.page in self.torn, f"{action}: there is a lower copy"
+        self.recipes[action.page] = self.truth[action.page], {page: self.truth[page] for page in action.recipe.inputs}
+        del self.device[action.page]
+
+    def _remake(self, action: Remake) -> None:
+        if action.page in self.device and action.page in self.torn:
+            return
+        assert action.page not in self.device, f"{action}: it is there already"
+        made, inputs = self.recipes[action.page]
+        for page, version in inputs.items():
+            assert self.device.get(page) == version, f"{action}: {page} is not as it was"
+        self.device[action.page] = made
+
     _perform = {  # noqa: RUF012
         StartEvict: _start_evict,
         FinishEvict: _finish_evict,
@@ -152,6 +175,8 @@ class Rig:
         StartFetch: _start_fetch,
         FinishFetch: _finish_fetch,
         Discard: _discard,
+        Drop: _drop,
+        Remake: _remake,
     }
 
     def _give_up(self, action: Action) -> None:
@@ -185,7 +210,7 @@ class Rig:
     def op(self, reads: Sequence[PageId] = (), writes: Sequence[PageId] = (), new_bytes: int = 0) -> Done:
         """A whole operation; the actions that made it possible."""
         pages = tuple(dict.fromkeys((*reads, *writes)))
-        before = self.tell(OpBegins(pages, new_bytes))
+        before = self.tell(OpBegins(pages, new_bytes, tuple(writes)))
         self.read(pages)
         self.write(writes)
         self.tell(OpEnds(pages, tuple(writes)))
@@ -220,6 +245,8 @@ class Rig:
             if page.state in (State.EVICTING, State.FETCHING):
                 self._check_under_way(page)
                 continue
+            if page.state is State.DROPPED:
+                self._check_recipe(page)
             if page.state.on_device:
                 self.read([page.id])
             else:
@@ -235,6 +262,12 @@ class Rig:
             assert page_id in self.truth or page_id in self.torn, f"page {page_id} is dead, its copy is not"
         assert self.pager.book.ledger.host <= self.pager.tiers.get(Tier.HOST, 0)
         assert self.pager.book.ledger.disk <= self.pager.tiers.get(Tier.DISK, 0)
+
+    def _check_recipe(self, page: Page) -> None:
+        made, inputs = self.recipes.get(page.id, (self.truth[page.id], {}))
+        assert made == self.truth[page.id] or page.id in self.torn, f"{page.story}: would be made as it was before"
+        for other, version in inputs.items():
+            assert self.truth.get(other) == version or page.id in self.torn, f"{page.story}: {other} is not as it was"
 
     def _check_under_way(self, page: Page) -> None:
         """Only what nobody uses is, and only if the policy looked ahead."""

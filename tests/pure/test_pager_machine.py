@@ -27,12 +27,14 @@ from torch_lms.pager import (
     Pinned,
     Reclaim,
     Release,
+    Remake,
     Restore,
+    Spoiled,
     StartFetch,
     StepEnded,
     Unpinned,
 )
-from torch_lms.policy import Ahead
+from torch_lms.policy import Ahead, Recipe
 from torch_lms.residency import PageId, State
 
 SIZES = st.integers(1, 60)
@@ -99,7 +101,7 @@ class PagerMachine(RuleBasedStateMachine):
                 raise Interrupt
             if fault() != "refused" or isinstance(action, Release | Discard):
                 return None
-            return DeviceFull() if isinstance(action, StartFetch) else StoreError("injected")
+            return DeviceFull() if isinstance(action, StartFetch | Remake) else StoreError("injected")
 
         rig.refuse, rig.interrupt_after = refuse, lambda action: fault() == "interrupted after"
         try:
@@ -151,7 +153,8 @@ class PagerMachine(RuleBasedStateMachine):
         writes=PICKS,
         new=st.lists(SIZES, max_size=3),
         told=st.booleans(),
-        ahead=st.none() | st.tuples(PICKS, PICKS),
+        ahead=st.none() | st.tuples(PICKS, PICKS, PICKS),
+        unrepeatable=st.booleans(),
         faults=FAULTS,
     )
     def operation_begins(
@@ -160,16 +163,21 @@ class PagerMachine(RuleBasedStateMachine):
         writes: list[int],
         new: list[int],
         told: bool,
-        ahead: tuple[list[int], list[int]] | None,
+        ahead: tuple[list[int], list[int], list[int]] | None,
+        unrepeatable: bool,
         faults: dict[int, str],
     ) -> None:
         """It may create more than was known beforehand (``told``). What is ``ahead`` may begin beside it."""
-        self.policy.next = None if ahead is None else Ahead(*map(self.pick, ahead))
+        self.policy.next = None
+        if ahead is not None:
+            leaving, coming, dropping = map(self.pick, ahead)
+            self.policy.next = Ahead(leaving, coming, [self.recipe(page, picks) for page in dropping])
+            self.rig.unrepeatable = set(dropping) if unrepeatable else set()
         written = self.pick(writes)
         pages = tuple(dict.fromkeys((*self.pick(picks), *written)))
         new_bytes = sum(new) if told else 0
         with self.faults(faults, pages):
-            self.rig.tell(OpBegins(pages, new_bytes))
+            self.rig.tell(OpBegins(pages, new_bytes, written))
             self.running.append(Operation(pages, written))
             self.rig.read(pages)
             self.rig.write(written)
@@ -178,6 +186,10 @@ class PagerMachine(RuleBasedStateMachine):
                 self.rig.truth[self.next_page] = self.rig.device[self.next_page] = 0
                 self.rig.tell(Created(self.next_page, nbytes))
                 self.next_page += 1
+
+    def recipe(self, page: PageId, picks: list[int]) -> Recipe:
+        """Of pages that were made before it."""
+        return Recipe(page, self.pick(picks, among=lambda other: other < page), sum(picks) % 20)
 
     @rule(picks=PICKS, faults=FAULTS)
     def copies_end(self, picks: list[int], faults: dict[int, str]) -> None:
@@ -204,10 +216,19 @@ class PagerMachine(RuleBasedStateMachine):
     def die(self, picks: list[int], faults: dict[int, str]) -> None:
         """Also while an operation has it pinned: ``set_`` drops a storage."""
         for page in self.pick(picks[:1]):
+            if not self.spoil(page, faults):
+                return
             self.exported.discard(page)
             with self.faults(faults):
                 self.rig.die(page)
             self.rig.device.pop(page, None)
+
+    def spoil(self, page: PageId, faults: dict[int, str]) -> bool:
+        """A storage is about to be emptied by hand; whether that is allowed."""
+        with self.faults(faults):
+            self.rig.tell(Spoiled((page,)))
+            return True
+        return False
 
     @rule(picks=PICKS, faults=FAULTS)
     def export(self, picks: list[int], faults: dict[int, str]) -> None:
@@ -225,8 +246,9 @@ class PagerMachine(RuleBasedStateMachine):
     def resize(self, picks: list[int], nbytes: int, faults: dict[int, str]) -> None:
         ready = (State.RESIDENT, State.CLEAN)
         for page in self.pick(picks[:1], among=lambda page: self.rig.state(page) in ready):
-            with self.faults(faults):
-                self.rig.resize(page, nbytes)
+            if self.spoil(page, faults) and self.rig.state(page) in ready:
+                with self.faults(faults):
+                    self.rig.resize(page, nbytes)
 
     # -- the user ----------------------------------------------------------------------------------------------------
 
@@ -239,11 +261,14 @@ class PagerMachine(RuleBasedStateMachine):
             self.pins.append(pages)
 
     @precondition(lambda self: self.pins)
-    @rule(index=st.integers(0, 2), faults=FAULTS)
-    def unpin(self, index: int, faults: dict[int, str]) -> None:
+    @rule(index=st.integers(0, 2), picks=PICKS, faults=FAULTS)
+    def unpin(self, index: int, picks: list[int], faults: dict[int, str]) -> None:
+        """What was pinned may have been written, unseen."""
         pages = self.pins.pop(index % len(self.pins))
+        written = self.pick(picks, among=pages.__contains__)
+        self.rig.write(written)
         with self.faults(faults):
-            self.rig.tell(Unpinned(pages))
+            self.rig.tell(Unpinned(pages, written))
 
     @rule(faults=FAULTS)
     def reclaim(self, faults: dict[int, str]) -> None:

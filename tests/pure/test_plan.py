@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from torch_lms.planner import choose, gaps_of, make_plan
+from torch_lms.planner import Speeds, choose, gaps_of, make_plan
 from torch_lms.planner.fetches import schedule
 from torch_lms.planner.room import Room
 from torch_lms.policy import Guide, Planned, View
@@ -73,7 +73,7 @@ def planned(limit: int = 60) -> Guide:
     uses = [[0], [1], [1], [1], [0]]
     trace, recorder = step(uses, [50, 50])
     assert [gap.page for gap in choose(trace, limit)] == [0, 1]
-    plan = make_plan(trace, limit, recorder.numbers, 1e9)
+    plan = make_plan(trace, limit, recorder.numbers, Speeds(1e9, 1e9))
     return Guide(plan, [(100, 50), (101, 50)])
 
 

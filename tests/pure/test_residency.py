@@ -18,6 +18,7 @@ PATHS: dict[State, list[tuple[Trigger, Tier | None]]] = {
     State.CLEAN: EVICT[:2],
     State.EVICTED: EVICT,
     State.FETCHING: [*EVICT, (Trigger.START_FETCH, None)],
+    State.DROPPED: [(Trigger.DROP, None)],
     State.DEAD: [(Trigger.DIE, None)],
 }
 """How a new page gets into each state."""
@@ -28,6 +29,7 @@ COSTS = {
     State.EVICTING: (NBYTES, NBYTES),
     State.EVICTED: (0, NBYTES),
     State.FETCHING: (NBYTES, NBYTES),
+    State.DROPPED: (0, 0),
     State.DEAD: (0, 0),
 }
 """Bytes on the device and in the lower tier, as the docstrings of the states say."""
@@ -98,6 +100,7 @@ def test_only_a_page_at_rest_dies() -> None:
         State.RESIDENT,
         State.CLEAN,
         State.EVICTED,
+        State.DROPPED,
     }
 
 

@@ -17,10 +17,11 @@ class CompiledRegions:
     """Patches the call of a compiled region, as soon as there can be any: importing the compiler takes seconds.
 
     Args:
-        hold: keeps the tensors among a region's arguments resident, and our own dispatch mode out of it.
+        hold: keeps the tensors among a region's arguments resident, and our own dispatch mode out of it. Is given the
+            arguments, and those of them that the region writes.
     """
 
-    def __init__(self, hold: Callable[[Sequence[Any]], AbstractContextManager[None]]) -> None:
+    def __init__(self, hold: Callable[[Sequence[Any], Sequence[Any]], AbstractContextManager[None]]) -> None:
         self._hold = hold
         self._undo: list[Callable[[], None]] = []
 
@@ -45,7 +46,8 @@ class CompiledRegions:
     def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def held(region: Any, inputs: Sequence[Any]) -> Any:
-            with self._hold(inputs):
+            indices = getattr(region, "mutated_input_idxs", range(len(inputs)))
+            with self._hold(inputs, [inputs[index] for index in indices]):
                 return call(region, inputs)
 
         return held

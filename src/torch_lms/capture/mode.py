@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
+from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
@@ -160,8 +161,8 @@ class LmsMode(TorchDispatchMode):
             return self._view(func, tensors, args, kwargs)
         entries = self._entries(tensors)
         if not self._sink.tight(entries):
-            return self._execute(_Op(func, info, args, kwargs, tensors, entries))
-        op = _Op(func, info, args, kwargs, tensors, entries)
+            return self._execute(_Op(self._find, func, info, args, kwargs, tensors, entries))
+        op = _Op(self._find, func, info, args, kwargs, tensors, entries)
         op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
@@ -173,7 +174,7 @@ class LmsMode(TorchDispatchMode):
         results = []
         for args, kwargs in split.runs(op.info, op.args, op.kwargs, self._nbytes, most):
             tensors = tensors_among((*args, *kwargs.values()))
-            run = _Op(op.func, op.info, args, kwargs, tensors, self._entries(tensors))
+            run = _Op(self._find, op.func, op.info, args, kwargs, tensors, self._entries(tensors))
             run.new_bytes = self._sizes.new_bytes(op.func, op.info, args, kwargs)
             results.append(self._execute(run))
         return split.join(results)
@@ -184,6 +185,8 @@ class LmsMode(TorchDispatchMode):
         written = op.entries
         try:
             result = self._noticed(self._call(op), info)
+            if op.call is not None:
+                op.call.made(result, self._find)
             if info.collective:
                 sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), finish_of(result))
             if not info.opaque:
@@ -270,10 +273,12 @@ class _Op(Use):
     """One call of an operator. Lives as long as the call (N21).
 
     Attributes:
+        find: the page of a storage, or None.
         new_bytes: what it will create, as far as is known.
         undo: makes up for an attempt that failed; None if that is not possible, or was not prepared for.
     """
 
+    find: Find
     func: Any
     info: OpInfo
     args: tuple[Any, ...]
@@ -282,9 +287,24 @@ class _Op(Use):
     entries: list[Entry]
     new_bytes: int = 0
     undo: Callable[[], None] | None = None
+    call: Call | None = None
 
     def __post_init__(self) -> None:
         self.name = self.info.name
+
+    @property
+    def is_repeatable(self) -> bool:
+        return can_be_repeated(self.info, self.tensors, self.find)
+
+    def write_down(self, writes_of: Callable[[Entry], int]) -> None:
+        if self.is_repeatable:
+            self.call = write_down(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
+
+    def written(self, entries: list[Entry]) -> list[Entry]:
+        if self.info.opaque:
+            return entries
+        storages = map(storage_of, tensors_among(self.info.written_args(self.args, self.kwargs)))
+        return [entry for storage in storages if (entry := self.find(storage)) is not None]
 
     def __str__(self) -> str:
         shapes = [f"{t.dtype}{list(t.shape)}".removeprefix("torch.") for t in self.tensors if hasattr(t, "shape")]

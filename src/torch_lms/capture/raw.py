@@ -181,6 +181,8 @@ class RawPatches:
             entry = self._told.find(storage)
             if entry is None:
                 return original(storage, nbytes)
+            if nbytes == 0:
+                self._told.spoil([entry])
             with self._touching([entry] if nbytes > 0 else [], written=True):
                 result = original(storage, nbytes)
                 self._told.resized(entry)

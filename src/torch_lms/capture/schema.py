@@ -56,6 +56,27 @@ _KEPT_RESULTS = frozenset(
 _LEFT_WHOLE = ("aten::linalg_", "aten::nuclear_norm", "aten::pinverse", "aten::norm")
 """Composite operators that take other routines for their parts while a mode is on (N22)."""
 
+_REPEATABLE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("convolution", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "embedding"),
+        *("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"),
+        *("_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
+        *("native_layer_norm", "native_group_norm", "_softmax", "_log_softmax", "glu", "_prelu_kernel"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d"),
+        *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "mean", "sum", "amax", "amin", "var_mean"),
+        *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d"),
+        *("upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+        *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+        *("replication_pad1d", "replication_pad2d", "replication_pad3d", "flip", "roll", "index_select", "gather"),
+        *("cat", "stack", "copy_", "_to_copy", "fill_", "zero_", "zeros", "ones", "full", "zeros_like", "ones_like"),
+        *("full_like", "new_zeros", "new_full", "arange", "pixel_shuffle", "pixel_unshuffle", "tril", "triu"),
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+)
+"""Operators that give the same bits whenever they are called with the same, beside those that treat each element by
+itself. None that adds up in the order in which threads arrive (N16)."""
+
 _OBJECT = "__torch__.torch.classes."
 
 _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
@@ -84,6 +105,7 @@ class OpInfo:
         has_object: it takes or gives an object of C++, which may go on using any tensor.
         collective: it communicates, and may go on after it has returned.
         list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
+        repeatable: called again with the same, it gives the same bits.
     """
 
     name: str
@@ -98,6 +120,7 @@ class OpInfo:
     has_object: bool
     collective: bool
     list_args: tuple[int, ...]
+    repeatable: bool
 
     @property
     def is_simple(self) -> bool:
@@ -159,7 +182,15 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         has_object=_OBJECT in str(schema),
         collective=False,
         list_args=_list_args(schema),
+        repeatable=_is_repeatable(func),
     )
+
+
+def _is_repeatable(func: torch._ops.OpOverload) -> bool:
+    tags, schema = func.tags, func._schema
+    if torch.Tag.nondeterministic_seeded in tags or any(argument.is_out for argument in schema.arguments):
+        return False
+    return schema.name in _REPEATABLE or torch.Tag.pointwise in tags
 
 
 def _list_args(schema: Any) -> tuple[int, ...]:
@@ -186,4 +217,5 @@ def _opaque(func: Any) -> OpInfo:
         has_object=_OBJECT in str(getattr(func, "_schema", "")),
         collective=getattr(func, "namespace", "") in _COLLECTIVES,
         list_args=(),
+        repeatable=False,
     )

@@ -121,6 +121,13 @@ def is_plain(tensor: Any) -> bool:
     return type(tensor) in _PLAIN or type(tensor) is torch.UntypedStorage
 
 
+def is_bare(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is its storage, size, strides, offset and type, and nothing else."""
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+        return False
+    return not (tensor.is_conj() or tensor.is_neg() or any(getattr(tensor, "names", ())) or is_transformed(tensor))
+
+
 def _wrapped(tensor: Any) -> list[Any]:
     """What a wrapper is made of, as far as it tells."""
     if is_transformed(tensor):

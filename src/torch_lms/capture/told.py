@@ -1,10 +1,12 @@
 """What all of capture tells the runtime."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
 
 
@@ -16,6 +18,22 @@ class Use(ABC):
 
     is_regular: bool = True
     """Whether it is part of what the program does in every step, wherever its pages are."""
+
+    call: Call | None = None
+    """Itself, written down, if somebody asked for it."""
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether doing it again would give the same bits."""
+        return False
+
+    def write_down(self, writes_of: Callable[[Entry], int]) -> None:
+        """Set ``call``, if it can be repeated. ``writes_of``: how often a page was written so far."""
+        return
+
+    def written(self, entries: list[Entry]) -> list[Entry]:
+        """Those of its pages, ``entries``, that it may write."""
+        return entries
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,10 @@ class Told(ABC):
     @abstractmethod
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         """It ended, or failed; ``written`` may have changed."""
+
+    @abstractmethod
+    def spoil(self, entries: list[Entry]) -> None:
+        """``entries`` are about to lose their content."""
 
     @abstractmethod
     def export(self, entries: list[Entry], reason: str) -> None:

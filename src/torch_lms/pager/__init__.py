@@ -1,6 +1,16 @@
 """The core: events in, actions out. No clock, no I/O, no threads, no torch."""
 
-from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.pager.actions import (
+    Action,
+    Discard,
+    Drop,
+    FinishEvict,
+    FinishFetch,
+    Release,
+    Remake,
+    StartEvict,
+    StartFetch,
+)
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.driver import drive
 from torch_lms.pager.events import (
@@ -16,6 +26,7 @@ from torch_lms.pager.events import (
     Reclaim,
     Resized,
     Restore,
+    Spoiled,
     StepEnded,
     Unpinned,
 )
@@ -28,6 +39,7 @@ __all__ = [
     "Created",
     "Died",
     "Discard",
+    "Drop",
     "Event",
     "Exported",
     "FinishEvict",
@@ -39,8 +51,10 @@ __all__ = [
     "Pinned",
     "Reclaim",
     "Release",
+    "Remake",
     "Resized",
     "Restore",
+    "Spoiled",
     "StartEvict",
     "StartFetch",
     "StepEnded",

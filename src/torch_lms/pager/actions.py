@@ -6,6 +6,7 @@ book says at every moment what is the case, not what was hoped for.
 
 from typing import NamedTuple
 
+from torch_lms.policy import Recipe
 from torch_lms.residency import PageId, Tier
 
 
@@ -47,4 +48,19 @@ class Discard(NamedTuple):
     tier: Tier
 
 
-Action = StartEvict | FinishEvict | Release | StartFetch | FinishFetch | Discard
+class Drop(NamedTuple):
+    """Free the page's device bytes although there is no other copy, if it can be made again by ``recipe``, whose inputs
+    stay alive until then. An outcome says why it cannot.
+    """
+
+    page: PageId
+    recipe: Recipe
+
+
+class Remake(NamedTuple):
+    """Make the dropped page again. Its inputs are resident."""
+
+    page: PageId
+
+
+Action = StartEvict | FinishEvict | Release | StartFetch | FinishFetch | Discard | Drop | Remake

@@ -11,6 +11,7 @@ class Counters:
         evictions, evicted_bytes: pages copied down, and their bytes.
         fetches, fetched_bytes: pages copied up, and their bytes.
         clean_drops: pages freed without a copy, because a lower copy was still valid.
+        recomputes, recomputed_bytes: pages made again, and their bytes.
         steps: step boundaries seen.
         demand_bytes: the most bytes alive at once in the last whole step.
         room_from_free, room_from_one, room_from_some, room_from_all: operations whose room was simply there, came from
@@ -22,6 +23,8 @@ class Counters:
     fetches: int = 0
     fetched_bytes: int = 0
     clean_drops: int = 0
+    recomputes: int = 0
+    recomputed_bytes: int = 0
     steps: int = 0
     demand_bytes: int = 0
     room_from_free: int = 0

@@ -6,10 +6,13 @@ from torch_lms.residency import PageId
 
 
 class OpBegins(NamedTuple):
-    """An operation is about to run: ``pages`` must be resident, and ``new_bytes`` will be created by it."""
+    """An operation is about to run: ``pages`` must be resident, and ``new_bytes`` will be created by it. It may write
+    ``writes``.
+    """
 
     pages: tuple[PageId, ...]
     new_bytes: int
+    writes: tuple[PageId, ...] = ()
 
 
 class OpEnds(NamedTuple):
@@ -53,16 +56,23 @@ class Resized(NamedTuple):
     nbytes: int
 
 
+class Spoiled(NamedTuple):
+    """``pages`` are about to lose their content, unused."""
+
+    pages: tuple[PageId, ...]
+
+
 class Pinned(NamedTuple):
-    """``pages`` must be resident until ``Unpinned``."""
+    """``pages`` must be resident until ``Unpinned``, and may be written unseen until then."""
 
     pages: tuple[PageId, ...]
 
 
 class Unpinned(NamedTuple):
-    """Undoes one ``Pinned``."""
+    """Undoes one ``Pinned``; meanwhile ``written`` may have changed."""
 
     pages: tuple[PageId, ...]
+    written: tuple[PageId, ...] = ()
 
 
 class Reclaim(NamedTuple):
@@ -93,6 +103,7 @@ Event = (
     | Copied
     | Exported
     | Resized
+    | Spoiled
     | Pinned
     | Unpinned
     | Reclaim

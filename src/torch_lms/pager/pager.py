@@ -5,7 +5,17 @@ from contextlib import suppress
 from typing import Any
 
 from torch_lms.errors import InvariantError, StoreError, StoreFullError
-from torch_lms.pager.actions import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.pager.actions import (
+    Action,
+    Discard,
+    Drop,
+    FinishEvict,
+    FinishFetch,
+    Release,
+    Remake,
+    StartEvict,
+    StartFetch,
+)
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.events import (
     Copied,
@@ -20,10 +30,11 @@ from torch_lms.pager.events import (
     Reclaim,
     Resized,
     Restore,
+    Spoiled,
     StepEnded,
     Unpinned,
 )
-from torch_lms.policy import Ahead, Policy, View
+from torch_lms.policy import Ahead, Policy, Recipe, View
 from torch_lms.residency import UNDER_WAY, Book, Page, PageId, State, Tier, Trigger
 from torch_lms.units import format_bytes
 
@@ -54,6 +65,8 @@ class Pager:
         self._leaving: dict[PageId, Page] = {}
         self._dirty: dict[PageId, Page] = {}
         self._coming: dict[PageId, Page] = {}
+        self._recipes: dict[PageId, Recipe] = {}  # of those that are dropped
+        self._made_from: dict[PageId, dict[PageId, None]] = {}
         self._offers = {State.CLEAN: self._clean, State.EVICTING: self._leaving, State.RESIDENT: self._dirty}
         self._handlers: dict[type[Any], Callable[..., Iterable[Action]]] = {
             OpBegins: self._op_begins,
@@ -62,6 +75,7 @@ class Pager:
             Died: self._died,
             Exported: self._exported,
             Resized: self._resized,
+            Spoiled: self._spoiled,
             Pinned: self._pinned,
             Unpinned: self._unpinned,
             Reclaim: self._reclaim,
@@ -91,6 +105,11 @@ class Pager:
         return View(self._clean, self._dirty, self.tick, self._leaving)
 
     @property
+    def has_dropped(self) -> bool:
+        """Whether writes had better be told of beforehand."""
+        return bool(self._recipes)
+
+    @property
     def has_copies_under_way(self) -> bool:
         """Whether ``Copied`` may have something to say."""
         return bool(self._leaving or self._coming)
@@ -108,12 +127,20 @@ class Pager:
         coming = {page.id for page in self.book if page.state is State.FETCHING}
         if coming != self._coming.keys():
             raise InvariantError(f"taken to be on their way: {sorted(self._coming)}; are: {sorted(coming)}")
+        dropped = {page.id for page in self.book if page.state is State.DROPPED}
+        inputs = {page for recipe in self._recipes.values() for page in recipe.inputs}
+        if dropped != self._recipes.keys() or inputs != self._made_from.keys():
+            raise InvariantError(f"dropped: {sorted(dropped)}; there are recipes for: {sorted(self._recipes)}")
+        if not all(page in self.book for page in inputs):
+            raise InvariantError(f"needed to make others, but dead: {sorted(p for p in inputs if p not in self.book)}")
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def _op_begins(self, pages: tuple[PageId, ...], new_bytes: int) -> Iterable[Action]:
+    def _op_begins(
+        self, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...] = ()
+    ) -> Iterable[Action]:
         self.tick += 1
-        return self._hold(pages, new_bytes, self.policy.ahead(self.view))
+        return self._hold(pages, new_bytes, self.policy.ahead(self.view), writes)
 
     def _op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> Iterable[Action]:
         discards = self._write(written)
@@ -139,6 +166,8 @@ class Pager:
 
     def _die(self, page: Page) -> tuple[Action, ...]:
         self._withdraw(page)
+        if page.state is State.DROPPED:
+            self._forget_recipe(page)
         tier = page.tier
         self.book.apply(page, Trigger.DIE)
         return (Discard(page.id, tier),) if tier else ()
@@ -150,7 +179,7 @@ class Pager:
     def _exported(self, pages: tuple[PageId, ...], reason: str) -> Iterable[Action]:
         unready = self._pin(pages)
         try:
-            yield from self._make_ready(unready, 0, None)
+            yield from self._make_ready(unready, 0, None, pages)
             yield from self._give_up(self._write(pages))
         finally:
             self._unpin(pages)
@@ -164,12 +193,16 @@ class Pager:
         self.book.resize(self.book[page_id], nbytes)
         return self._settle(discards)
 
-    def _pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        return self._hold(pages, 0, None)
+    def _spoiled(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+        yield from self._remake_all(self._made_of(pages))
 
-    def _unpinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+    def _pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
+        return self._hold(pages, 0, None, pages)
+
+    def _unpinned(self, pages: tuple[PageId, ...], written: tuple[PageId, ...] = ()) -> Iterable[Action]:
+        discards = self._write(written)
         self._unpin(pages)
-        return self._settle([])
+        return self._settle(discards)
 
     def _reclaim(self) -> Iterable[Action]:
         yield from self._free(None)
@@ -177,6 +210,7 @@ class Pager:
     def _restore(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         unready = self._pin(pages)  # what is back must not leave again to make room for the rest (see _start_fetch)
         try:
+            yield from self._remake_all([page for page in unready if page.state is State.DROPPED])
             yield from self._fetch(unready)
         finally:
             self._unpin(pages)
@@ -218,7 +252,10 @@ class Pager:
         discards: list[Action] = []
         for page_id in pages:
             page = self.book[page_id] if page_id in self.book else None
-            if page is not None and page.state is State.CLEAN:  # if it has left meanwhile, that was after the write
+            if page is None:
+                continue
+            page.writes += 1
+            if page.state is State.CLEAN:  # if it has left meanwhile, that was after the write
                 tier = page.tier
                 assert tier is not None
                 discards.append(Discard(page_id, tier))
@@ -227,13 +264,15 @@ class Pager:
                 self._offer(page)
         return discards
 
-    def _hold(self, pages: tuple[PageId, ...], new_bytes: int, ahead: Ahead | None) -> Iterable[Action]:
+    def _hold(
+        self, pages: tuple[PageId, ...], new_bytes: int, ahead: Ahead | None, writes: tuple[PageId, ...]
+    ) -> Iterable[Action]:
         """Pin ``pages`` and make them resident, and room for ``new_bytes``; then what is ``ahead``."""
         unready = self._pin(pages)
-        if not unready and self.room >= new_bytes and ahead is None:
+        if not unready and self.room >= new_bytes and ahead is None and not self._made_of(writes):
             self.counters.room_from_free += 1
             return ()
-        return self._undone_by(self._unpin, pages, self._make_ready(unready, new_bytes, ahead))
+        return self._undone_by(self._unpin, pages, self._make_ready(unready, new_bytes, ahead, writes))
 
     def _undone_by(self, undo: Callable[[tuple[PageId, ...]], None], pages: tuple[PageId, ...], do: Actions) -> Actions:
         try:
@@ -278,12 +317,93 @@ class Pager:
     def _is_offered(self, page: Page) -> bool:
         return page.state in self._offers and page.id in self._offers[page.state]
 
+    # -- dropping and making again -----------------------------------------------------------------------------------
+
+    def _drop(self, page: Page, recipe: Recipe) -> Generator[Action, Exception | None, bool]:
+        """Free ``page``; whether that was possible."""
+        self._withdraw(page)
+        try:
+            error = yield Drop(page.id, recipe)
+        except Exception:  # it was not freed
+            self._offer(page)
+            raise
+        except BaseException:  # an interrupt: it may be freed by now, and making what is there does no harm
+            self._note_recipe(page, recipe)
+            raise
+        if error is not None:
+            self._offer(page)
+            return False
+        self._note_recipe(page, recipe)
+        return True
+
+    def _note_recipe(self, page: Page, recipe: Recipe) -> None:
+        self.book.apply(page, Trigger.DROP)
+        self._recipes[page.id] = recipe
+        for page_id in recipe.inputs:
+            self._made_from.setdefault(page_id, {})[page.id] = None
+
+    def _forget_recipe(self, page: Page) -> None:
+        for page_id in self._recipes.pop(page.id).inputs:
+            others = self._made_from[page_id]
+            del others[page.id]
+            if not others:
+                del self._made_from[page_id]
+
+    def _made_of(self, pages: Iterable[PageId]) -> list[Page]:
+        """The dropped pages for which one of ``pages`` is needed as it is now."""
+        return [self.book[made] for page_id in pages for made in self._made_from.get(page_id, ())]
+
+    def _remake_all(self, pages: Iterable[Page]) -> Actions:
+        """Make dropped ``pages`` again, and before each what it takes."""
+        waiting = list(pages)[::-1]
+        while waiting:
+            page = waiting[-1]
+            recipe = self._recipes.get(page.id)
+            missing = [self.book[p] for p in recipe.inputs if p in self._recipes] if recipe is not None else []
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if recipe is not None:
+                unready = self._pin(recipe.inputs)
+                try:
+                    yield from self._remake(page, recipe, unready)
+                finally:
+                    self._unpin(recipe.inputs)
+
+    def _remake(self, page: Page, recipe: Recipe, unready: list[Page]) -> Actions:
+        """A device that has no room after all gets a second try with everything else gone (see N9)."""
+        yield from self._make_ready(unready, page.nbytes + recipe.extra_bytes, None, ())
+        error = yield Remake(page.id)
+        if error is not None:
+            yield from self._free(None)
+            error = yield Remake(page.id)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # which holds this frame (N21)
+        self._forget_recipe(page)
+        self.book.apply(page, Trigger.REMAKE)
+        self.counters.recomputes += 1
+        self.counters.recomputed_bytes += page.nbytes
+        self._offer(page)
+
     # -- moving ------------------------------------------------------------------------------------------------------
 
-    def _make_ready(self, unready: list[Page], new_bytes: int, ahead: Ahead | None) -> Actions:
-        """Room for those of ``unready`` that are away and for ``new_bytes``, then ``unready``; then what is ahead."""
+    def _make_ready(
+        self, unready: list[Page], new_bytes: int, ahead: Ahead | None, writes: tuple[PageId, ...]
+    ) -> Actions:
+        """Room for those of ``unready`` that are away and for ``new_bytes``, then ``unready``; then what is ahead.
+
+        Before that, what is made from ``writes`` is made again: it could not be afterwards.
+        """
         if ahead is not None:
             yield from self._let_leave(ahead.leaving)
+            yield from self._let_drop(ahead.dropping)
+        if self._recipes:
+            dropped = [page for page in unready if page.state is State.DROPPED]
+            yield from self._remake_all([*dropped, *self._made_of(writes)])
         needed = sum(page.nbytes for page in unready if page.state is State.EVICTED) + new_bytes - self.room
         if needed > 0:
             left, freed = yield from self._free(needed)
@@ -307,6 +427,19 @@ class Pager:
                     self._offer(page)
             elif page.state is State.CLEAN:
                 yield from self._release(page)
+
+    def _let_drop(self, recipes: Iterable[Recipe]) -> Actions:
+        """Free these pages; copy those down that cannot be made again."""
+        for recipe in recipes:
+            page = self.book[recipe.page]
+            if not self._is_offered(page):
+                continue
+            inputs = [self.book[page_id] for page_id in recipe.inputs if page_id in self.book]
+            if any(page.pins for page in inputs):
+                continue  # it may be being written
+            can_be_made = len(inputs) == len(recipe.inputs) and not any(page.unpageable for page in inputs)
+            if page.state is not State.RESIDENT or not can_be_made or not (yield from self._drop(page, recipe)):
+                yield from self._let_leave((page.id,))
 
     def _let_come(self, pages: Iterable[PageId], new_bytes: int) -> Actions:
         """Start to fetch these, the first needed first, as long as there is room beside ``new_bytes``."""

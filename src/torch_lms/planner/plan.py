@@ -4,20 +4,21 @@ from collections.abc import Mapping
 
 from torch_lms.planner.evictions import choose
 from torch_lms.planner.fetches import schedule
+from torch_lms.planner.remakes import Speeds, remake
 from torch_lms.planner.room import Room
 from torch_lms.policy import Plan
 from torch_lms.residency import PageId
 from torch_lms.trace import Trace
 
 
-def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], fetch_bytes_per_s: float) -> Plan:
-    """For steps like ``trace`` under ``limit``.
+def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
+    """For steps like ``trace`` under ``limit``. What the trace calls repeatable may be made again.
 
     Args:
         trace: one such step.
         limit: bytes that its pages may occupy on the device.
         ids: numbers of the pages that were alive at its end, by their id.
-        fetch_bytes_per_s: how fast pages come back.
+        speeds: of the link.
     """
     chosen = choose(trace, limit)
     room = Room(trace, limit)
@@ -25,12 +26,16 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], fetch_bytes_p
     away = set()
     for gap in chosen:
         room.take(gap)
+    moved, remade = remake(trace, chosen, room, speeds)
+    for gap in moved:
         if gap.after < 0:
             away.add(gap.page)
         else:
             leaves[gap.after].append(gap.page)
             if gap.spans[-1][0] == 0 and trace.pages[gap.page].becomes >= 0:
                 away.add(trace.pages[gap.page].becomes)
-    comes = schedule(trace, chosen, room, fetch_bytes_per_s)
+    comes = schedule(trace, moved, room, speeds.back)
     known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
-    return Plan(trace, limit, tuple(map(tuple, leaves)), tuple(map(tuple, comes)), frozenset(away), known)
+    return Plan(
+        trace, limit, tuple(map(tuple, leaves)), tuple(map(tuple, comes)), frozenset(away), known, tuple(remade)
+    )

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.gaps import Gap, Span, gaps_of
 from torch_lms.trace import Trace, demand_curve
 
 
@@ -40,6 +40,14 @@ class Room:
     def add(self, position: int, nbytes: int) -> None:
         """``nbytes`` more are on the device at that operation."""
         self.excess[position % len(self.excess)] += nbytes
+
+    def holds(self, span: Span, nbytes: int) -> bool:
+        """Whether the limit holds at all these operations with ``nbytes`` more."""
+        return int(self.excess[span[0] : span[1] + 1].max()) + nbytes <= 0
+
+    def fill(self, span: Span, nbytes: int) -> None:
+        """``nbytes`` more are on the device at these operations."""
+        self.excess[span[0] : span[1] + 1] += nbytes
 
     @property
     def worst(self) -> tuple[int, int] | None:

@@ -25,16 +25,34 @@ class View:
     leaving: Mapping[PageId, Page] = field(default_factory=dict)
 
 
+class Recipe(NamedTuple):
+    """How a page can be made again.
+
+    Attributes:
+        page: the page.
+        inputs: pages that it takes, as they are now.
+        extra_bytes: needed meanwhile, beside inputs and page.
+        ops: which operations of the step make it, by their position.
+    """
+
+    page: PageId
+    inputs: tuple[PageId, ...]
+    extra_bytes: int
+    ops: tuple[int, ...] = ()
+
+
 class Ahead(NamedTuple):
     """What may begin now, although nothing needs it yet.
 
     Attributes:
         leaving: pages to be copied down and freed.
         coming: pages to be fetched while there is room, the first needed first.
+        dropping: pages to be freed without a copy.
     """
 
     leaving: Sequence[PageId]
     coming: Sequence[PageId]
+    dropping: Sequence[Recipe] = ()
 
 
 class Policy(ABC):

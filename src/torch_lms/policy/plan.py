@@ -1,11 +1,34 @@
 """A plan for one kind of step, and how far the step that runs has followed it (N15)."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
+from torch_lms.policy.base import Recipe
 from torch_lms.residency import PageId
 from torch_lms.trace import Trace
+
+
+class Remade(NamedTuple):
+    """A page that is dropped and made again; pages and operations are named by their numbers in the trace.
+
+    Attributes:
+        page: the page.
+        after: the operation after which it is dropped.
+        before: the operation that needs it again.
+        ops: those that make it, in order.
+        inputs: pages that these take, as they are before ``before``.
+        extra_bytes: of what is made on the way.
+    """
+
+    page: int
+    after: int
+    before: int
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    extra_bytes: int
 
 
 @dataclass(frozen=True)
@@ -19,6 +42,7 @@ class Plan:
             use.
         comes: for each operation, the pages that may start to come back when it begins, the first needed first.
         away: pages that are away when the step begins.
+        remade: pages that do not leave but are made again.
         known: numbers of pages that live from step to step, by their id.
     """
 
@@ -28,6 +52,29 @@ class Plan:
     comes: tuple[tuple[int, ...], ...]
     away: frozenset[int]
     known: Mapping[PageId, int]
+    remade: tuple[Remade, ...] = ()
+
+    @cached_property
+    def repeated(self) -> frozenset[int]:
+        """The operations that may be."""
+        return frozenset(op for remade in self.remade for op in remade.ops)
+
+    @cached_property
+    def drops(self) -> Mapping[int, tuple[Remade, ...]]:
+        """``remade`` by the operation after which the page is dropped."""
+        return _by(self.remade, lambda remade: remade.after)
+
+    @cached_property
+    def makes(self) -> Mapping[int, tuple[Remade, ...]]:
+        """``remade`` by the operation that needs the page again."""
+        return _by(self.remade, lambda remade: remade.before)
+
+
+def _by(remade: Iterable[Remade], key: Callable[[Remade], int]) -> Mapping[int, tuple[Remade, ...]]:
+    found: dict[int, tuple[Remade, ...]] = {}
+    for one in remade:
+        found[key(one)] = (*found.get(key(one), ()), one)
+    return found
 
 
 class Guide:
@@ -43,6 +90,8 @@ class Guide:
         due: pages that the plan has away now, those longest due first. A dict for its order, as the next two.
         leaving: those among them that may not have left yet.
         coming: pages that are to come back, the first needed first.
+        dropping: pages that the plan has dropped now, and that may not be yet.
+        position: of the operation that runs, or ran last; -1 before the first.
         is_lost: whether the step has left the plan.
     """
 
@@ -52,7 +101,8 @@ class Guide:
         self.due: dict[PageId, None] = {}
         self.leaving: dict[PageId, None] = {}
         self.coming: dict[PageId, None] = {}
-        self._position = -1
+        self.dropping: dict[PageId, Recipe] = {}
+        self.position = -1
         self._created = 0
         self._numbers: dict[PageId, int] = {}
         self._ids: dict[int, PageId] = {}
@@ -66,24 +116,33 @@ class Guide:
     @property
     def is_done(self) -> bool:
         """Whether the step has been the plan's, from its first operation to its last."""
-        return not self.is_lost and self._position == len(self.plan.trace.ops) - 1
+        return not self.is_lost and self.position == len(self.plan.trace.ops) - 1
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the operation that runs makes something that is to be dropped."""
+        return not self.is_lost and self.position in self.plan.repeated
 
     def begins(self, name: str, pages: tuple[PageId, ...]) -> None:
         """An operation begins."""
         if self.is_lost:
             return
         self._end()
-        self._position += 1
+        self.position += 1
         self._created = 0
         ops = self.plan.trace.ops
-        if self._position >= len(ops) or ops[self._position].name != name:
+        if self.position >= len(ops) or ops[self.position].name != name:
             self.is_lost = True
             return
-        expected = ops[self._position].pages
+        expected = ops[self.position].pages
         self.is_lost = len(expected) != len(pages) or not all(map(self._is, pages, expected))
         for page in pages:
             self._forget(page)
-        for number in self.plan.comes[self._position]:
+        for remade in self.plan.makes.get(self.position, ()):
+            for number in remade.inputs:
+                if number in self._ids:
+                    self._forget(self._ids[number])
+        for number in self.plan.comes[self.position]:
             if number in self._ids:
                 self._forget(self._ids[number])
                 self.coming[self._ids[number]] = None
@@ -91,9 +150,9 @@ class Guide:
     def created(self, page: PageId, nbytes: int) -> None:
         """By the operation that runs."""
         self._nbytes[page] = nbytes
-        if self.is_lost or self._position < 0:
+        if self.is_lost or self.position < 0:
             return
-        creates = self.plan.trace.ops[self._position].creates
+        creates = self.plan.trace.ops[self.position].creates
         if self._created >= len(creates) or self.plan.trace.pages[creates[self._created]].nbytes != nbytes:
             self.is_lost = True
             return
@@ -115,25 +174,31 @@ class Guide:
             return 0
         trace = self.plan.trace
         uses = trace.uses[number]
-        index = bisect_right(uses, self._position)
+        index = bisect_right(uses, self.position)
         if index < len(uses):
-            return uses[index] - self._position
+            return uses[index] - self.position
         heir = trace.pages[number].becomes if trace.pages[number].dead == len(trace.ops) else -1
         again = trace.uses[heir] if heir >= 0 else ()
-        return len(trace.ops) - self._position + (again[0] if again else len(trace.ops))
+        return len(trace.ops) - self.position + (again[0] if again else len(trace.ops))
 
     def _end(self) -> None:
         """The operation before has ended: what may leave after it is due."""
-        if self._position >= 0:
-            for number in self.plan.leaves[self._position]:
+        if self.position >= 0:
+            for number in self.plan.leaves[self.position]:
                 if number in self._ids:
                     self._is_due(self._ids[number])
+            for remade in self.plan.drops.get(self.position, ()):
+                inputs = tuple(self._ids[number] for number in remade.inputs if number in self._ids)
+                if remade.page in self._ids and len(inputs) == len(remade.inputs):
+                    page = self._ids[remade.page]
+                    self.due[page] = None
+                    self.dropping[page] = Recipe(page, inputs, remade.extra_bytes, remade.ops)
 
     def _is_due(self, page: PageId) -> None:
         self.due[page] = self.leaving[page] = None
 
     def _forget(self, page: PageId) -> None:
-        for pages in (self.due, self.leaving, self.coming):
+        for pages in (self.due, self.leaving, self.coming, self.dropping):
             pages.pop(page, None)
 
     def _is(self, page: PageId, number: int) -> bool:
@@ -147,5 +212,5 @@ class Guide:
     def _bind(self, page: PageId, number: int) -> None:
         self._numbers[page] = number
         self._ids[number] = page
-        if self._position < 0 and number in self.plan.away:
+        if self.position < 0 and number in self.plan.away:
             self._is_due(page)

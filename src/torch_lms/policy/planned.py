@@ -1,6 +1,7 @@
 """With a step that repeats: what the plan has away leaves; else what is used last."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch_lms.policy.base import Ahead, Policy, View
 from torch_lms.policy.plan import Guide
@@ -41,11 +42,13 @@ class Planned(Policy):
 
     def ahead(self, view: View) -> Ahead | None:
         guide = self.guide
-        if guide is None or not (guide.leaving or guide.coming):
+        if guide is None or not (guide.leaving or guide.coming or guide.dropping):
             return None
-        for page in [page for page in guide.leaving if _offered(view, page) is None]:
-            del guide.leaving[page]  # it has left
-        return Ahead(list(guide.leaving), list(guide.coming))
+        gone: dict[PageId, Any]
+        for gone in (guide.leaving, guide.dropping):
+            for page in [page for page in gone if _offered(view, page) is None]:
+                del gone[page]
+        return Ahead(list(guide.leaving), list(guide.coming), list(guide.dropping.values()))
 
 
 def _offered(view: View, page: PageId) -> Page | None:

@@ -127,8 +127,8 @@ class Book:
         for page in self:
             if page.pins < 0:
                 raise InvariantError(f"{page.story}: unpinned more often than pinned")
-            if page.pins and page.state is State.EVICTED:
-                raise InvariantError(f"{page.story}: pinned, yet evicted")
+            if page.pins and page.state in (State.EVICTED, State.DROPPED):
+                raise InvariantError(f"{page.story}: pinned, yet {page.state.value}")
             if page.unpageable and page.state is not State.RESIDENT:
                 raise InvariantError(f"{page.story}: may not leave the device ({page.unpageable}), yet {page.state}")
             if (page.tier is None) == page.state.in_lower_tier:

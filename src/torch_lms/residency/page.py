@@ -32,6 +32,7 @@ class Page:
         pins: how many running operations (or callers of ``pinned``) need it resident.
         last_use: tick of its last use.
         is_new_below: whether its lower copy was made since it was last away.
+        writes: how often it may have been written.
     """
 
     id: PageId
@@ -42,6 +43,7 @@ class Page:
     pins: int = 0
     last_use: int = 0
     is_new_below: bool = False
+    writes: int = 0
     _story: deque[str] | None = field(default=None, repr=False)
 
     def remember(self, what: str) -> None:

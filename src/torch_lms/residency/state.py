@@ -29,6 +29,9 @@ class State(Enum):
     FETCHING = "fetching"
     """In a lower tier, and on its way up. Costs both."""
 
+    DROPPED = "dropped"
+    """No copy: it can be made again, from pages that live. Costs nothing."""
+
     DEAD = "dead"
     """The storage died. Costs nothing; nothing may happen any more. A page under way cannot die: whoever copies it
     holds its storage."""
@@ -65,6 +68,8 @@ class Trigger(Enum):
     FAIL_FETCH = "fail fetch"
     READ = "read"
     WRITE = "write"
+    DROP = "drop"
+    REMAKE = "remake"
     DIE = "die"
 
 
@@ -72,6 +77,7 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.RESIDENT, Trigger.READ): State.RESIDENT,
     (State.RESIDENT, Trigger.WRITE): State.RESIDENT,
     (State.RESIDENT, Trigger.START_EVICT): State.EVICTING,
+    (State.RESIDENT, Trigger.DROP): State.DROPPED,
     (State.RESIDENT, Trigger.DIE): State.DEAD,
     (State.CLEAN, Trigger.READ): State.CLEAN,
     (State.CLEAN, Trigger.WRITE): State.RESIDENT,
@@ -84,6 +90,8 @@ TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.EVICTED, Trigger.DIE): State.DEAD,
     (State.FETCHING, Trigger.FINISH_FETCH): State.CLEAN,
     (State.FETCHING, Trigger.FAIL_FETCH): State.EVICTED,
+    (State.DROPPED, Trigger.REMAKE): State.RESIDENT,
+    (State.DROPPED, Trigger.DIE): State.DEAD,
 }
 
 

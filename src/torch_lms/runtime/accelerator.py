@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class AcceleratorDevice(StreamDevice):
 
     def new_stream(self) -> _Stream:
         return _Stream(self._module.Stream(self.device))
+
+    def on(self, stream: _Stream) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = self._module.stream(stream.native)
+        return found
 
     def record(self, stream: _Stream) -> StreamEvent:
         event = self._module.Event(enable_timing=True)

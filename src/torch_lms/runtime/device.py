@@ -1,6 +1,7 @@
 """What the executor needs of a device with streams: small enough that a test can play the device (N5)."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ class StreamDevice(ABC):
     @abstractmethod
     def new_stream(self) -> Stream:
         """A stream of our own, for the session's life."""
+
+    @abstractmethod
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        """Inside, operations run on ``stream``, and memory is allocated for it."""
 
     @abstractmethod
     def record(self, stream: Stream) -> StreamEvent:

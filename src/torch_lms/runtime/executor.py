@@ -72,6 +72,19 @@ class Executor(ABC):
     def release(self, entry: Entry) -> None:
         """Free the page's device bytes."""
 
+    def drop(self, entry: Entry) -> None:
+        """Free the page's device bytes although there is no lower copy."""
+        self.release(entry)
+
+    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+        """Have ``make`` give the page device bytes again, from those of ``inputs``.
+
+        Raises:
+            RuntimeError: the device has no room.
+        """
+        self.use(inputs)
+        make()
+
     @abstractmethod
     def start_fetch(self, entry: Entry) -> None:
         """Allocate device bytes and start to copy the page up.

@@ -1,10 +1,13 @@
 """Writes every step down, plans for its like, and knows which plan the step that runs may be following."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch_lms.planner import floor_bytes, make_plan
+from torch_lms.capture.told import Use
+from torch_lms.planner import Speeds, floor_bytes, make_plan
 from torch_lms.policy import Guide, Plan, Planned
 from torch_lms.residency import Book, PageId
+from torch_lms.timeline import Lane, Link
 from torch_lms.trace import Living, Recorder, Trace
 
 _MOST_PLANS = 4
@@ -19,8 +22,8 @@ _WASTED = 0.8
 _MOST_OPS = 1_000_000
 """A program whose steps nobody sees end must not fill the memory with its past."""
 
-_FETCH_BYTES_PER_S = 1e9
-"""Until the first page has come back."""
+_BYTES_PER_S = 1e9
+"""Of a link on which nothing has moved yet."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Foresight:
 
     Args:
         policy: is told which guide to follow.
+        recompute: whether plans may have pages made again.
 
     Attributes:
         trace: of the last step that was recorded; None before.
@@ -65,31 +69,36 @@ class Foresight:
         replans: plans made after the first.
     """
 
-    def __init__(self, policy: Planned) -> None:
+    def __init__(self, policy: Planned, recompute: bool) -> None:
         self.trace: Trace | None = None
         self.kinds: list[Kind] = []
         self.planned_steps = 0
         self.diverged_steps = 0
         self.replans = 0
         self._evicted_bytes = 0
-        self._policy = policy
+        self._policy, self._recompute = policy, recompute
         self._recorder: Recorder | None = Recorder(())
         self._is_whole = False  # the session began in the midst of a step
         self._guides: list[Guide] = []
         self._seen: list[int] = []
 
-    def begins(self, name: str, pages: tuple[PageId, ...], new_bytes: int, now: float) -> None:
-        """An operation begins; ``now`` is in seconds of a clock that stands still while pages move."""
+    def begins(self, op: Use, pages: tuple[PageId, ...], new_bytes: int, now: float) -> None:
+        """``op`` begins; ``now`` is in seconds of a clock that stands still while pages move."""
         if self._recorder is None:
             return
-        self._recorder.begins(name, pages, new_bytes, now)
+        self._recorder.begins(op.name, pages, new_bytes, now, self._recompute and op.is_repeatable)
         if len(self._recorder) > _MOST_OPS:
             self._recorder, self._guides = None, []
             self._choose_guide()
         if self._guides:
             for guide in self._guides:
-                guide.begins(name, pages)
+                guide.begins(op.name, pages)
             self._choose_guide()
+
+    @property
+    def to_be_repeated(self) -> int:
+        """The position of the operation that runs, if a plan may have it repeated; else -1."""
+        return next((guide.position for guide in self._guides if guide.may_be_repeated), -1)
 
     def wrote(self, pages: tuple[PageId, ...]) -> None:
         """The operation that runs wrote ``pages``."""
@@ -114,7 +123,7 @@ class Foresight:
                 guide.died(page)
 
     def end_step(
-        self, now: float, book: Book, limit: int, is_short: bool, evicted_bytes: int, fetch_bytes_per_s: float
+        self, now: float, book: Book, limit: int, is_short: bool, evicted_bytes: int, links: Mapping[Lane, Link]
     ) -> None:
         """A step ended.
 
@@ -124,14 +133,15 @@ class Foresight:
             limit: bytes that they may occupy in the next steps.
             is_short: whether room may be short in the next step; else it is neither recorded nor guided.
             evicted_bytes: so far.
-            fetch_bytes_per_s: how fast pages came back so far; 0 if none did.
+            links: how fast pages left and came back so far.
         """
         before, self._recorder = self._recorder, None
         if before is not None and len(before):
             self.trace = before.finish(now)
             if self._is_whole:
                 moved = evicted_bytes - self._evicted_bytes
-                self._learn(self.trace, before, limit, moved, fetch_bytes_per_s or _FETCH_BYTES_PER_S)
+                speeds = Speeds(*(links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN)))
+                self._learn(self.trace, before, limit, moved, speeds)
         self._evicted_bytes = evicted_bytes
         self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]
         self._guides = []
@@ -142,9 +152,7 @@ class Foresight:
             self._guides = [Guide(kind.plan, [(page.id, page.nbytes) for page in living]) for kind in self.kinds]
         self._choose_guide()
 
-    def _learn(
-        self, trace: Trace, recorder: Recorder, limit: int, evicted_bytes: int, fetch_bytes_per_s: float
-    ) -> None:
+    def _learn(self, trace: Trace, recorder: Recorder, limit: int, evicted_bytes: int, speeds: Speeds) -> None:
         """Of a kind of step that comes a second time a plan is made: what never repeats is not worth one."""
         done = next((guide.plan for guide in self._guides if guide.is_done), None)
         kind = next((kind for kind in self.kinds if kind.plan is done), None)
@@ -161,7 +169,7 @@ class Foresight:
             self._seen = [*self._seen, signature][-_MOST_SEEN:]
             return
         self.replans += bool(self.kinds)
-        plan = make_plan(trace, limit, recorder.numbers, fetch_bytes_per_s)
+        plan = make_plan(trace, limit, recorder.numbers, speeds)
         others = [kind for kind in self.kinds if kind.signature != signature]
         self.kinds = [Kind(signature, plan), *others][:_MOST_PLANS]
 

@@ -29,6 +29,7 @@ class Options:
         host_limit: most bytes of page-locked host memory.
         spill_dir: directory of the spill file.
         policy: name.
+        recompute: whether pages may be made again instead of being moved.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Options:
     host_limit: int
     spill_dir: Path
     policy: str
+    recompute: bool
 
     def new_policy(self) -> Policy:
         """A policy of the kind asked for."""
@@ -70,6 +72,7 @@ def check(
         host_limit=_host_limit(host_limit),
         spill_dir=default_spill_dir() if spill_dir is None else Path(spill_dir),
         policy=policy,
+        recompute=recompute,
     )
 
 

@@ -1,7 +1,7 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from threading import get_ident
@@ -23,6 +23,7 @@ from torch_lms.pager import (
     Pinned,
     Reclaim,
     Restore,
+    Spoiled,
     Unpinned,
 )
 from torch_lms.residency import UNDER_WAY, PageId, State
@@ -106,14 +107,10 @@ class Session(Sink, RawAccess):
             return
         with self.lock:
             self._bury()
-            name = op.name if op.is_regular else None
             begun: list[tuple[Unit, tuple[PageId, ...]]] = []
             try:
                 for unit, its in self._by_unit(entries):
-                    pages = tuple(entry.page for entry in its)
-                    unit.begin(name, pages, new_bytes)
-                    begun.append((unit, pages))
-                    unit.executor.use(its)
+                    begun.append((unit, unit.begin(op, its, new_bytes)))
                     new_bytes = 0  # results are made on the device of the first argument
             except BaseException:
                 for unit, pages in begun:
@@ -150,6 +147,14 @@ class Session(Sink, RawAccess):
 
     def unseen(self) -> AbstractContextManager[None]:
         return self.mode.left_out()
+
+    def spoil(self, entries: list[Entry]) -> None:
+        if self._is_left_alone(entries):
+            return
+        with self.lock:
+            self._bury()
+            for unit, its in self._by_unit(entries):
+                unit.tell(Spoiled(tuple(entry.page for entry in its)))
 
     def export(self, entries: list[Entry], reason: str) -> None:
         if self._is_left_alone(entries):
@@ -214,7 +219,7 @@ class Session(Sink, RawAccess):
         if self._caught or not self.calm:
             with self.lock:  # whoever ended it, though it may have begun again, may be about to pin these
                 for unit, pages in self._caught.pop(thread, ()):
-                    unit.tell(Unpinned(pages))
+                    unit.tell(Unpinned(pages, pages if wrote else ()))
 
     def _calm_down(self) -> None:
         """Calm begins again if every page is on the device, and a step like the last would fit."""
@@ -303,19 +308,20 @@ class Session(Sink, RawAccess):
             yield
 
     @contextmanager
-    def _held_for_region(self, inputs: Sequence[Any]) -> Iterator[None]:
-        with self._held(tensors_among(inputs)), self.mode.left_out():
+    def _held_for_region(self, inputs: Sequence[Any], written: Sequence[Any]) -> Iterator[None]:
+        with self._held(tensors_among(inputs), tensors_among(written)), self.mode.left_out():
             yield
 
     @contextmanager
-    def _held(self, tensors: list[Any]) -> Iterator[None]:
+    def _held(self, tensors: list[Any], written: Sequence[Any] = ()) -> Iterator[None]:
         with no_torch_function():
             entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
-        with self._held_entries(list(entries)):
+            changed = {e.page for t in written if (e := self.find(storage_of(t))) is not None}
+        with self._held_entries(list(entries), changed):
             yield
 
     @contextmanager
-    def _held_entries(self, entries: list[Entry]) -> Iterator[None]:
+    def _held_entries(self, entries: list[Entry], written: Container[PageId] = ()) -> Iterator[None]:
         with ExitStack() as undo:
             with self.lock:
                 self._bury()
@@ -328,14 +334,14 @@ class Session(Sink, RawAccess):
                         if not self.is_out_of_memory(error):
                             raise
                         raise self.does_not_fit("pinned()", its, 0, error) from error
-                    undo.callback(self._unpin, unit, pages)
+                    undo.callback(self._unpin, unit, pages, tuple(page for page in pages if page in written))
                     unit.executor.use(its)
             yield
 
-    def _unpin(self, unit: Unit, pages: tuple[PageId, ...]) -> None:
+    def _unpin(self, unit: Unit, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
         with self.lock:
             self._bury()
-            unit.tell(Unpinned(pages))
+            unit.tell(Unpinned(pages, written))
 
     def stats(self) -> Stats:
         """The figures now."""
@@ -362,6 +368,8 @@ class Session(Sink, RawAccess):
                 fetched_bytes=sum(c.fetched_bytes for c in counters),
                 fetches=sum(c.fetches for c in counters),
                 clean_drops=sum(c.clean_drops for c in counters),
+                recomputed_bytes=sum(c.recomputed_bytes for c in counters),
+                recomputes=sum(c.recomputes for c in counters),
                 stall_s=stall_s,
                 hidden_fraction=max(0.0, 1 - stall_s / busy_s) if busy_s else 1.0,
                 link_bytes_per_s={
@@ -474,7 +482,8 @@ class Session(Sink, RawAccess):
         self._bury()
         unit = self._units.get(torch.device("cpu"))
         if unit is not None:
-            unit.tell(Restore(tuple(page.id for page in unit.pager.book if page.state in UNDER_WAY)))
+            unready = (*UNDER_WAY, State.DROPPED)
+            unit.tell(Restore(tuple(page.id for page in unit.pager.book if page.state in unready)))
             room = auto_limit(unit.device).nbytes
             for page in [page for page in unit.pager.book if page.state is State.EVICTED]:
                 if page.nbytes <= room:
@@ -550,7 +559,7 @@ class Session(Sink, RawAccess):
             ended = [held for held in self._held_until if held[0]()]
             self._held_until = [held for held in self._held_until if held not in ended]
             for _, unit, pages in ended:
-                unit.tell(Unpinned(pages))
+                unit.tell(Unpinned(pages, pages))
 
     def _count_dead(self) -> None:
         """Forget the pages whose storages died. Most of those born in calm die before the pager hears of them."""
@@ -588,7 +597,8 @@ class Session(Sink, RawAccess):
         if unit is None:
             with self.lock:
                 options = self.options
-                unit = Unit(device, self._new_executor(device), options.new_policy(), options.limit, self._end_calm)
+                executor, policy = self._new_executor(device), options.new_policy()
+                unit = Unit(device, executor, policy, options.limit, options.recompute, self._end_calm)
                 self._units[device] = unit
         return unit
 

@@ -37,6 +37,7 @@ class Stats:
         evicted_bytes, evictions: copied from the device to a lower tier.
         fetched_bytes, fetches: copied back.
         recomputed_bytes: made again instead of fetched.
+        recomputes: how often.
         clean_drops: pages freed without a copy, because one was still valid below.
         stall_s: seconds in which the program waited for copies.
         hidden_fraction: share of the time of all copies in which the program did not wait; 1 if none were made.
@@ -64,6 +65,7 @@ class Stats:
     fetched_bytes: int = 0
     fetches: int = 0
     recomputed_bytes: int = 0
+    recomputes: int = 0
     clean_drops: int = 0
     stall_s: float = 0.0
     hidden_fraction: float = 1.0

@@ -10,7 +10,9 @@ Who waits for whom (N5). "Home" is the stream for which a page's memory was allo
 5. The allocator is told of every other stream that uses memory which we allocated, and waits for it when that memory
    comes free, by our hand or with the program's last reference. Where the program said so itself (`record_stream`), it
    said it of memory that is gone.
-6. A lower copy's room is used again only when no copy into it or out of it is under way.
+6. What is freed without a copy, because it can be made again, comes free when all streams are through with it; it is
+   made again on home, and every other stream waits for that.
+7. A lower copy's room is used again only when no copy into it or out of it is under way.
 
 A page under way has its storage held, so the program cannot end it; and each step is safe to repeat, since an interrupt
 can come when a step is done and the pager has not heard of it yet.
@@ -18,7 +20,7 @@ can come when a step is done and the pager has not heard of it yet.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -155,6 +157,22 @@ class StreamExecutor(Executor):
             raise
         finally:
             use.streams, use.arrived = set(), None
+
+    def drop(self, entry: Entry) -> None:
+        """Its memory may be handed out again at once to its home, while other streams still use it."""
+        use = self._use_of(entry)
+        for owner in self._owners(use):
+            for stream in use.streams - {owner}:
+                self._device.wait(owner, self._device.record(stream))
+        self.release(entry)
+
+    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+        """On the page's home, to which its memory must belong (see ``start_fetch``)."""
+        use = self._use_of(entry)
+        with self._device.on(use.home):
+            self.use(inputs)
+            make()
+        use.streams, use.arrived = {use.home}, self._device.record(use.home)
 
     def _owners(self, use: _Use) -> set[Stream]:
         """To whom the memory may go back. What is not of our making may belong to a stream on which the page was never

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from torch_lms.capture.registry import Entry
+from torch_lms.capture.told import Use
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
     Action,
@@ -14,11 +15,13 @@ from torch_lms.pager import (
     Counters,
     Created,
     Died,
+    Drop,
     Event,
     LimitChanged,
     OpBegins,
     OpEnds,
     Pager,
+    Remake,
     Resized,
     StartFetch,
     StepEnded,
@@ -29,6 +32,7 @@ from torch_lms.residency import PageId
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.foresight import Foresight
 from torch_lms.runtime.limits import auto_limit
+from torch_lms.runtime.remake import Remaker
 from torch_lms.timeline import Lane, Level, Link, Log, Span, Timeline
 from torch_lms.trace import Living
 
@@ -58,6 +62,7 @@ class Unit:
         executor: performs actions on it.
         policy: chooses victims.
         limit: bytes, or None for whatever the device can hold.
+        recompute: whether pages may be made again instead of being moved.
         before_moving: called before any page may leave the device or come back.
 
     Attributes:
@@ -72,6 +77,7 @@ class Unit:
         executor: Executor,
         policy: Policy,
         limit: int | None,
+        recompute: bool,
         before_moving: Callable[[], None],
     ) -> None:
         self.device = device
@@ -82,8 +88,9 @@ class Unit:
         self._ceiling: int | None = None
         self._refreshed_at = 0.0
         self._entries: dict[PageId, Entry] = {}
-        self.foresight = Foresight(policy) if isinstance(policy, Planned) else None
-        self._moving_s = 0.0
+        self.foresight = Foresight(policy, recompute) if isinstance(policy, Planned) else None
+        self._remaker = Remaker()
+        self._moving_s = self._idle_since = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
         self.timeline: Timeline | None = None
         self.links = {Lane.OUT: Link(), Lane.IN: Link()}
@@ -112,6 +119,7 @@ class Unit:
             self.foresight.died(entry.page)
         self.tell(Died(entry.page))
         self.executor.forget(entry)
+        self._remaker.forget(entry.page)
         del self._entries[entry.page]
 
     def resize(self, entry: Entry) -> None:
@@ -120,14 +128,13 @@ class Unit:
         self.executor.use((entry,))
         self.tell(Resized(entry.page, entry.nbytes))
 
-    def begin(self, op: str | None, pages: tuple[PageId, ...], new_bytes: int) -> None:
-        """The operation ``op`` (None: nothing that every step would do) on ``pages`` begins, and will create
-        ``new_bytes``.
-        """
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> tuple[PageId, ...]:
+        """``op`` on ``entries`` begins, and will create ``new_bytes``. Their pages."""
+        pages = tuple(entry.page for entry in entries)
         now = time.perf_counter()
         if self._log is not None:
             self._log.op_ends(now)
-        if self.foresight is not None and op is not None:
+        if self.foresight is not None and op.is_regular:
             self.foresight.begins(op, pages, new_bytes, now - self._moving_s)
         if self.pager.has_copies_under_way:
             landed = self.executor.landed()
@@ -137,10 +144,19 @@ class Unit:
             self.count_copies()
         if self._is_auto and self.pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
-        self.tell(OpBegins(pages, new_bytes))
+        writes = tuple(entry.page for entry in op.written(entries)) if self.pager.has_dropped else ()
+        self.tell(OpBegins(pages, new_bytes, writes))
+        self.executor.use(entries)
         if self._log is not None:
             ledger, now = self.pager.book.ledger, time.perf_counter()
-            self._log.op_begins(op or "view", now, Level(now, ledger.device, ledger.host, ledger.disk))
+            self._log.op_begins(
+                op.name if op.is_regular else "view", now, Level(now, ledger.device, ledger.host, ledger.disk)
+            )
+        if self.foresight is not None and op.is_regular and (position := self.foresight.to_be_repeated) >= 0:
+            op.write_down(lambda entry: self.pager.book[entry.page].writes)
+            if op.call is not None:
+                self._remaker.calls[position] = op.call
+        return pages
 
     def end(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
         """The operation on ``pages`` ended; it wrote ``written``."""
@@ -160,6 +176,7 @@ class Unit:
         if self._log is not None and len(self._log):
             self.timeline = self._log.finish(now)
         self._log = Log() if is_short else None
+        self._remaker.calls.clear()
         if self.foresight is not None:
             self.foresight.end_step(
                 now - self._moving_s,
@@ -167,7 +184,7 @@ class Unit:
                 int(self.pager.limit * (_SHARE_OF_AUTO if self._is_auto else 1)),
                 is_short,
                 self.pager.counters.evicted_bytes,
-                self.links[Lane.IN].bytes_per_s,
+                self.links,
             )
 
     def count_copies(self) -> None:
@@ -202,7 +219,7 @@ class Unit:
     def is_calm(self) -> bool:
         """Whether nothing is away, and nothing need leave in a step like one of the last."""
         ledger = self.pager.book.ledger
-        is_away = ledger.host or ledger.disk
+        is_away = ledger.host or ledger.disk or self.pager.has_dropped
         return self.is_roomy and not is_away and max(self._demands, default=0) <= self.pager.limit
 
     def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
@@ -228,24 +245,43 @@ class Unit:
     def _perform(self, actions: Iterable[Action]) -> None:
         if not isinstance(actions, tuple):
             self._before_moving()
-        began = time.perf_counter()
+        began = self._idle_since = time.perf_counter()
         try:
             with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
                 drive(actions, self._outcome)
         finally:
             now = time.perf_counter()
             self._moving_s += now - began
-            if self._log is not None and now - began > _SHORT_S:
-                self._log.add(Span(Lane.COMPUTE, "stall", began, now))
+            self._note_stall(now)
+
+    def _note_stall(self, now: float) -> None:
+        if self._log is not None and now - self._idle_since > _SHORT_S:
+            self._log.add(Span(Lane.COMPUTE, "stall", self._idle_since, now))
+        self._idle_since = now
 
     def _outcome(self, action: Action) -> Exception | None:
+        entry = self._entries[action.page]
         try:
-            self.executor.perform(action, self._entries[action.page])
+            if isinstance(action, Drop):
+                self._remaker.bind(action.recipe, self.pager.book)
+                self.executor.drop(entry)
+            elif isinstance(action, Remake):
+                self._remake(entry)
+            else:
+                self.executor.perform(action, entry)
         except StoreError as error:
             return error
         except (RuntimeError, MemoryError) as error:
-            if isinstance(action, StartFetch) and self.executor.is_out_of_memory(error):
+            if isinstance(action, StartFetch | Remake) and self.executor.is_out_of_memory(error):
                 self.executor.trim()
                 return error.with_traceback(None)
             raise
         return None
+
+    def _remake(self, entry: Entry) -> None:
+        began = time.perf_counter()
+        self._note_stall(began)
+        self.executor.remake(entry, self._remaker.inputs(entry.page), lambda: self._remaker.remake(entry))
+        self._idle_since = time.perf_counter()
+        if self._log is not None:
+            self._log.add(Span(Lane.COMPUTE, "recompute", began, self._idle_since, entry.nbytes, entry.page))

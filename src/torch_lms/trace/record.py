@@ -33,6 +33,7 @@ class TracedOp(NamedTuple):
         creates: those that it made, in order.
         new_bytes: what it said beforehand that it would create.
         seconds: from its start to the start of the next, the program's own time included; waiting for copies is not.
+        is_repeatable: called again with the same, it would give the same bits.
     """
 
     name: str
@@ -41,6 +42,7 @@ class TracedOp(NamedTuple):
     creates: tuple[int, ...]
     new_bytes: int
     seconds: float
+    is_repeatable: bool = False
 
 
 @dataclass(frozen=True)

@@ -42,13 +42,14 @@ class Recorder:
         """Operations so far."""
         return len(self._ops)
 
-    def begins(self, name: str, pages: Iterable[int], new_bytes: int, now: float) -> None:
+    def begins(self, name: str, pages: Iterable[int], new_bytes: int, now: float, is_repeatable: bool = False) -> None:
         """An operation begins on ``pages`` (ids); ``now`` is in seconds of a clock that stands still while copies are
         waited for.
         """
         self._time(now)
         self._began = now
-        self._ops.append(TracedOp(name, tuple(self.numbers[page] for page in pages), (), (), new_bytes, 0.0))
+        numbers = tuple(self.numbers[page] for page in pages)
+        self._ops.append(TracedOp(name, numbers, (), (), new_bytes, 0.0, is_repeatable))
 
     def created(self, page: Living) -> None:
         """By the operation that runs, or ran last."""

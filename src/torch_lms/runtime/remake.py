@@ -1,0 +1,101 @@
+"""Makes pages again instead of bringing them back (N16)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from torch_lms.capture.call import Call
+from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
+from torch_lms.errors import StoreError
+from torch_lms.policy import Recipe
+from torch_lms.residency import Book, PageId
+from torch_lms.runtime.executor import CAN_SWAP, fill_storage
+
+
+@dataclass(slots=True)
+class _Program:
+    """Calls that make ``target`` again, in order.
+
+    Attributes:
+        inputs: the pages that they take. Held: whoever deletes them meanwhile must not delete what is made of them.
+    """
+
+    target: PageId
+    calls: list[Call]
+    inputs: list[Entry]
+    storages: dict[PageId, torch.UntypedStorage]
+
+    def run(self) -> torch.UntypedStorage:
+        """The page's content, in memory of its own."""
+        storages = dict(self.storages)
+        for call in self.calls:
+            call.repeat(storages)
+        return storages[self.target]
+
+
+class Remaker:
+    """Of one device. Not thread-safe.
+
+    Attributes:
+        calls: those of this step that may have to be repeated, by their position in it.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[int, Call] = {}
+        self._programs: dict[PageId, _Program] = {}
+
+    def bind(self, recipe: Recipe, book: Book) -> None:
+        """Get ready to make a page again from pages as they are now.
+
+        Raises:
+            StoreError: that would not give what it holds now.
+        """
+        calls = [self.calls[position] for position in recipe.ops if position in self.calls]
+        if len(calls) < len(recipe.ops):
+            raise StoreError("a call was not written down")
+        made: dict[PageId, int] = {}
+        inputs: dict[PageId, Entry] = {}
+        for call in calls:
+            for entry in call.pages:
+                page = entry.page
+                is_made = page in made
+                now = made[page] if is_made else book[page].writes if page in book else -1
+                if now != call.reads[page] or (page in call.writes and not is_made):
+                    raise StoreError(f"page {page} has changed")
+                if not is_made:
+                    inputs[page] = entry
+            for page in call.writes:
+                made[page] += 1
+            made.update((view.entry.page, 0) for _, view in call.results)
+        storages = {page: storage for page, entry in inputs.items() if (storage := entry()) is not None}
+        if made.get(recipe.page) != book[recipe.page].writes or set(recipe.inputs) != storages.keys():
+            raise StoreError("the calls do not make it as it is")
+        self._programs[recipe.page] = _Program(recipe.page, calls, list(inputs.values()), storages)
+
+    def inputs(self, page: PageId) -> list[Entry]:
+        """What ``page`` is made from."""
+        return self._programs[page].inputs
+
+    def remake(self, entry: Entry) -> None:
+        """Make the page again, from inputs that are on the device. Nothing to do if it was never freed.
+
+        Raises:
+            RuntimeError: the device has no room for it.
+        """
+        storage = entry()
+        if storage is not None and not storage_nbytes(storage):
+            made = self._programs[entry.page].run()
+            if CAN_SWAP:
+                STORAGE._swap_data_ptr_(storage, made)
+            else:
+                fill_storage(storage, entry.nbytes)
+                _bytes_of(storage).copy_(_bytes_of(made))
+        self.forget(entry.page)
+
+    def forget(self, page: PageId) -> None:
+        """It is there, or dead."""
+        self._programs.pop(page, None)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
