@@ -1,6 +1,6 @@
 """Which gaps to use: the fewest bytes out that keep the limit."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +17,21 @@ _THRIFTS = (0.5, 1.0, 2.0)
 _AS_GOOD_AS_FREE = 1000.0
 
 
-def choose(trace: Trace, limit: int) -> list[Gap]:
+def choose(trace: Trace, limit: int, prices: Mapping[Gap, float] | None = None) -> list[Gap]:
     """Gaps of ``trace`` in which to have their pages away, so that ``limit`` holds, as well as can be.
 
     Where most is over the limit, the page is taken whose absence helps at most operations for its bytes; then those
     that turn out to be needless come back, the dearest first. Then, some rounds long, a part of the choice is undone,
     made again with other weights, and kept if it is cheaper. Deterministic.
+
+    Args:
+        trace: the step.
+        limit: bytes that its pages may occupy on the device.
+        prices: of a byte, in the gaps in which it costs not 1, as moving it out does, but less.
     """
-    choice, dice = _Choice(trace, limit), np.random.default_rng(0)
+    choice, dice = _Choice(trace, limit, prices or {}), np.random.default_rng(0)
     choice.fill(np.ones(len(choice.gaps)))
-    best, best_bytes = choice.chosen.copy(), choice.nbytes
+    best, best_price = choice.chosen.copy(), choice.price
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // max(1, len(choice.gaps))))
     for _ in range(rounds if best.any() else 0):
         taken = np.flatnonzero(choice.chosen)
@@ -34,8 +39,8 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
         order = dice.uniform(0.5, 1.5, len(taken)) * (choice.sizes(taken) if by_size else 1)
         choice.give_back(taken[np.argsort(-order)[: max(1, int(dice.choice(_SHARES) * len(taken)))]])
         choice.fill(dice.uniform(0.6, 1.4, len(choice.gaps)), thrift=dice.choice(_THRIFTS))
-        if choice.nbytes <= best_bytes:
-            best, best_bytes = choice.chosen.copy(), choice.nbytes
+        if choice.price <= best_price:
+            best, best_price = choice.chosen.copy(), choice.price
         else:
             choice.become(best)
     return [choice.gaps[number] for number in np.flatnonzero(best)]
@@ -53,8 +58,9 @@ class _Choice:
         chosen: for each gap, whether its page is away.
     """
 
-    def __init__(self, trace: Trace, limit: int) -> None:
+    def __init__(self, trace: Trace, limit: int, prices: Mapping[Gap, float]) -> None:
         self.gaps = gaps_of(trace)
+        self._prices = np.array([prices.get(gap, 1.0) for gap in self.gaps])
         self.chosen = np.zeros(len(self.gaps), dtype=bool)
         self._room = Room(trace, limit)
         self._nbytes = np.array([gap.nbytes for gap in self.gaps], dtype=np.int64)
@@ -66,10 +72,12 @@ class _Choice:
         self._first, self._last = (np.array(spans, dtype=np.int64).reshape(-1, 2, 2)[:, :, side] for side in (0, 1))
 
     @property
-    def nbytes(self) -> int:
-        """That the choice moves out."""
-        paid, first = np.unique(self._version[self.chosen & ~self._is_copied], return_index=True)
-        return int(self._nbytes[self.chosen & ~self._is_copied][first].sum()) if len(paid) else 0
+    def price(self) -> float:
+        """Bytes that the choice moves out, the cheaper ones in part. Gaps of one content share its copy."""
+        paid = np.flatnonzero(self.chosen & ~self._is_copied)
+        dearest = np.zeros(len(self._copies))
+        np.maximum.at(dearest, self._version[paid], (self._nbytes * self._prices)[paid])
+        return float(dearest.sum())
 
     def sizes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Of the pages of these gaps, bytes."""
@@ -110,7 +118,7 @@ class _Choice:
             self.take((int(np.argmax(merit)),))
         taken = np.flatnonzero(self.chosen)
         is_free = self._is_copied[taken] | (self._copies[self._version[taken]] > 1)
-        for number in taken[np.lexsort((taken, -self._nbytes[taken], is_free))]:
+        for number in taken[np.lexsort((taken, -(self._nbytes * self._prices)[taken], is_free))]:
             if self._room.is_needless(self.gaps[number]):
                 self.give_back((number,))
 
@@ -124,4 +132,4 @@ class _Choice:
         of_version = np.bincount(self._version, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._copies))
         is_free = self._is_copied | (self._copies[self._version] > 0)
         total = np.where(is_free, _AS_GOOD_AS_FREE * helped, of_version[self._version])
-        return np.asarray(total * np.minimum(1.0, excess / self._nbytes) ** thrift)
+        return np.asarray(total * np.minimum(1.0, excess / self._nbytes) ** thrift / self._prices)

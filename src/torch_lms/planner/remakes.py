@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
-from torch_lms.planner.gaps import Gap
+from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.room import Room
 from torch_lms.policy import Remade
 from torch_lms.trace import Trace
@@ -16,11 +16,39 @@ _MOST_OPS = 32
 """Of a chain: with every one more, more must be there at once."""
 
 
+_LEAST_PRICE = 0.05
+"""Of what is made again, beside what is moved: it may turn out that there is no room for what it takes."""
+
+
 class Speeds(NamedTuple):
     """Of the link, bytes per second."""
 
     out: float
     back: float
+
+    def seconds(self, gap: Gap, gaps: int = 1) -> float:
+        """For moving its page out and back, if ``gaps`` share the copy."""
+        out_s = 0.0 if gap.is_copied else gap.nbytes / self.out / gaps
+        return out_s + (gap.nbytes / self.back if gap.before >= 0 else 0.0)
+
+
+def prices_of(trace: Trace, speeds: Speeds) -> dict[Gap, float]:
+    """Of the gaps whose page is made again in less time than it takes to move: the share."""
+    makers = _Makers(trace)
+    found = {}
+    for gap in gaps_of(trace):
+        program = makers.program(gap)
+        if program is not None and (share := makers.seconds(program) / speeds.seconds(gap)) < 1:
+            found[gap] = max(_LEAST_PRICE, share)
+    return found
+
+
+def seconds_of(trace: Trace, moved: Iterable[Gap], remade: Iterable[Remade], speeds: Speeds) -> float:
+    """What they take together, one after the other."""
+    makers, moved = _Makers(trace), list(moved)
+    copies = Counter(gap.version for gap in moved)
+    moving = sum(speeds.seconds(gap, copies[gap.version]) for gap in moved)
+    return moving + sum(map(makers.seconds, remade))
 
 
 def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> tuple[list[Gap], list[Remade]]:
@@ -45,14 +73,11 @@ def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> t
     copies = Counter(gap.version for gap in away)
     remade: list[Remade] = []
     for first in sorted(away, key=lambda gap: (gap.before, -gap.nbytes)):
-        if first not in away or not 0 <= first.after < first.before:
+        if first not in away:
             continue
         gap = away[first]
         found = makers.program(gap)
-        if found is None:
-            continue
-        out_s = 0.0 if gap.is_copied else gap.nbytes / speeds.out / copies[gap.version]
-        if sum(trace.ops[op].seconds for op in found.ops) > out_s + gap.nbytes / speeds.back:
+        if found is None or makers.seconds(found) > speeds.seconds(gap, copies[gap.version]):
             continue
         late = [
             other
@@ -117,11 +142,17 @@ class _Makers:
                 found[page].append(number)
         return found
 
+    def seconds(self, remade: Remade) -> float:
+        """Of its operations."""
+        return sum(self._trace.ops[op].seconds for op in remade.ops)
+
     def program(self, gap: Gap) -> Remade | None:
         """How to make the page of ``gap`` again right before the operation that needs it; None if that is not possible.
 
         What is there by then is taken; what is not, or has changed, is made again, too.
         """
+        if not 0 <= gap.after < gap.before:
+            return None
         trace = self._trace
         ops: set[int] = set()
         made: dict[int, int] = {}  # contents that have to be made: page, and how many of its writers
