@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_lms.capture.registry import STORAGE, storage_nbytes
+from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import storage_of, tensors_among
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
@@ -508,6 +508,24 @@ class _Late(Pending):
         return self._start is None
 
 
+class WatchedExecutor(StreamExecutor):
+    """Tells the device what the operations do that make a page again: no mode sees them."""
+
+    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+        def told() -> None:
+            held = [storage for page in inputs if (storage := page()) is not None]
+            for storage in held:
+                device.used(storage, written=False)
+            make()
+            made = entry()
+            if made is not None:
+                device.created(made)
+                device.used(made, written=True)
+
+        device: Any = self._device
+        super().remake(entry, inputs, told)
+
+
 @dataclass(eq=False)
 class Rig:
     """A device, its stores and its executor."""
@@ -531,11 +549,11 @@ def new_rig(
     device = DelayedDevice() if device is None else device
     host = WatchedHost(device, host_bytes, slab_bytes)
     disk = LateDisk(device, directory, disk_bytes)
-    return Rig(device, host, disk, StreamExecutor(device, host, disk, staging_bytes))
+    return Rig(device, host, disk, WatchedExecutor(device, host, disk, staging_bytes))
 
 
 @contextmanager
-def paged(rig: Rig, limit: int, min_size: int = 1000) -> Iterator[Session]:
+def paged(rig: Rig, limit: int, min_size: int = 1000, policy: str = "reactive") -> Iterator[Session]:
     """A session whose CPU tensors are pages of ``rig``'s device. Leaves everything as it was."""
     options = Options(
         kind="cpu",
@@ -543,7 +561,8 @@ def paged(rig: Rig, limit: int, min_size: int = 1000) -> Iterator[Session]:
         min_size=min_size,
         host_limit=rig.host.capacity,
         spill_dir=rig.disk.directory,
-        policy="reactive",
+        policy=policy,
+        recompute=True,
     )
     with rig.device.watch():
         session = Session(options, lambda _: rig.executor)

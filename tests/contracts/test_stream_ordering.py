@@ -29,7 +29,9 @@ from workloads import WORKLOADS, Workload
 
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.errors import PageLostError, StoreFullError
+from torch_lms.planner import Speeds
 from torch_lms.residency import Tier
+from torch_lms.runtime import foresight
 from torch_lms.runtime.staging import Staging
 from torch_lms.runtime.streams import StreamExecutor
 
@@ -184,6 +186,69 @@ def recorder(device: DelayedDevice) -> list[torch.Tensor]:
             results.append(x.sum())
         del x
     return results
+
+
+def branches(device: DelayedDevice) -> list[torch.Tensor]:
+    """Ten steps whose middle runs on a side stream; what it makes there is used on both."""
+    torch.manual_seed(0)
+    side = device.user_stream("side")
+    layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+    updates = torch.optim.SGD(layers.parameters(), lr=0.1)
+    losses = []
+    for _ in range(10):
+        updates.zero_grad()
+        x = torch.randn(256, 64)
+        for number, layer in enumerate(layers):
+            device.order(device.main, side)
+            with device.on(side if number in (2, 3) else device.main):
+                x = torch.nn.functional.silu(layer(x)) * 2
+            device.order(side, device.main)
+        loss = x.square().mean()
+        loss.backward()
+        updates.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in layers.parameters())]
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("host_bytes", [PLENTY, 0])
+def test_pages_are_made_again_behind_what_they_are_made_from(
+    host_bytes: int, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    expected = branches(DelayedDevice())
+    rig = new_rig(tmp_path, host_bytes, device=DelayedDevice(seed))
+    with paged(rig, 700_000, policy="planned") as session:
+        results = branches(rig.device)
+        session.validate()
+        stats = session.stats()
+    assert same_bits(results, expected)
+    assert rig.device.violations == []
+    assert stats.recomputes > 0
+    assert stats.planned_steps > 0
+
+
+def _made_unannounced(executor: StreamExecutor, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+    use = executor._use_of(entry)
+    with executor._device.on(use.home):
+        executor.use(inputs)
+        make()
+    use.streams, use.arrived = {use.home}, None
+
+
+@pytest.mark.parametrize(
+    ("step", "without"),
+    [("drop", StreamExecutor.release), ("_catch_up", lambda *_: None), ("remake", _made_unannounced)],
+)
+def test_without_a_wait_for_what_is_made_again_the_device_notices(
+    step: str, without: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    monkeypatch.setattr(StreamExecutor, step, without)
+    rig = new_rig(tmp_path, PLENTY)
+    with paged(rig, 700_000, policy="planned"):
+        branches(rig.device)
+    assert rig.device.violations
 
 
 class Trusting(DelayedDevice):

@@ -24,7 +24,7 @@ def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Convolutions(nn.Module):
-    """Batch norm, activations in place, dropout, pooling, a skip connection, and a tensor that autograd does not save."""
+    """Batch norm, activations in place, dropout, pooling, skip connections, a tensor that autograd does not save."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()

@@ -5,6 +5,7 @@ Who waits for whom (N5). "Home" is the stream for which a page's memory was allo
 1. A copy down waits for every stream that used the page.
 2. Home waits for the copy down before the memory is freed: it may be handed out again there at once.
 3. A copy up waits for home at the moment of the allocation: whoever had the memory before may still be queued there.
+   Home has waited for the program's current stream, which may still use what the program let go of.
    Home has waited for the copy down (2), so the copy up is behind that, too.
 4. Home waits for the copy up, and so does every other stream before it uses the page.
 5. The allocator is told of every other stream that uses memory which we allocated, and waits for it when that memory
@@ -169,6 +170,7 @@ class StreamExecutor(Executor):
     def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         """On the page's home, to which its memory must belong (see ``start_fetch``)."""
         use = self._use_of(entry)
+        self._catch_up(use.home)
         with self._device.on(use.home):
             self.use(inputs)
             make()
@@ -198,6 +200,7 @@ class StreamExecutor(Executor):
         copy.storage, copy.is_up = storage, True
         self._under_way[entry.page] = copy
         try:
+            self._catch_up(use.home)
             self._device.allocate(storage, entry.nbytes, use.home)
             self._device.wait(self._in, self._device.record(use.home))
             target = self._device.bytes_of(storage)
@@ -234,6 +237,14 @@ class StreamExecutor(Executor):
                 self._undo_fetch(copy, copy.storage)
             raise
         copy.storage = None
+
+    def _catch_up(self, home: Stream) -> None:
+        """``home`` is about to be given memory, at a moment that the program did not choose: it may have let go of some
+        that the current stream still uses, counting on an order that it will give before it allocates there again.
+        """
+        current = self._device.current_stream()
+        if current is not home:
+            self._device.wait(home, self._device.record(current))
 
     def _undo_fetch(self, copy: _Copy, storage: torch.UntypedStorage) -> None:
         self._device.synchronize(self._device.record(self._in))
