@@ -1,6 +1,8 @@
-"""How many bytes planned steps move out, beside the least that any schedule must. No times: the same on every machine.
+"""How many bytes planned steps move out, beside the least that any schedule must.
 
-python benchmarks/traffic.py             # some minutes; prints the tables of docs/planning.md
+python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md. The same on every machine
+python benchmarks/traffic.py --recompute    # the same with recomputation, of larger steps: what is made again depends
+                                            # on how fast the machine's link and its operations are
 """
 
 from collections.abc import Callable, Iterator
@@ -61,6 +63,15 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
 }
 
 
+LARGE: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
+    "the demo's U-Net, 64^3": partial(training, partial(UNet, 3, (4, 8, 16)), (1, 1, 64, 64, 64)),
+    "ResNet-50, 1 x 384^2": partial(training, partial(resnet, 50), (1, 3, 384, 384)),
+    "DeepLab over ResNet-18, 1 x 385^2": partial(training, partial(DeepLab, 18), (1, 3, 385, 385)),
+    "transformer encoder with Adam": partial(training, partial(encoder, 3, 256), (16, 128, 256), ADAM),
+}
+"""Whose activations outweigh their parameters, as those of large images do."""
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Small operations are slower on more."""
@@ -95,10 +106,12 @@ class Traffic:
         return self.stats.evicted_bytes / (self.floor * STEPS)
 
 
-def measure(make: Callable[[], tuple[nn.Module, Step]], limit: int, policy: str = "planned") -> Traffic:
+def measure(
+    make: Callable[[], tuple[nn.Module, Step]], limit: int, policy: str = "planned", recompute: bool = False
+) -> Traffic:
     """Train under ``limit`` bytes, and count once plans are followed."""
     _, step = make()
-    with one_thread(), torch_lms.session(limit=limit, min_size=MIN_SIZE, policy=policy, recompute=False) as lms:
+    with one_thread(), torch_lms.session(limit=limit, min_size=MIN_SIZE, policy=policy, recompute=recompute) as lms:
         for _ in range(WARM_UP):
             step()
         lms.reset_stats()
@@ -111,9 +124,29 @@ def measure(make: Callable[[], tuple[nn.Module, Step]], limit: int, policy: str 
         return Traffic(stats, floor_bytes(lms.trace(), limit), lms.trace().working_set_bytes)
 
 
+def print_recomputed() -> None:
+    """The table with recomputation."""
+    print("| step | limit | floor | moved out | moved out, with recompute | of the floor | made again |")
+    print("|---|---|---|---|---|---|---|")
+    for name, make in LARGE.items():
+        for share in (2, 4):
+            limit = demand_of(make) // share
+            moved, remade = measure(make, limit), measure(make, limit, recompute=True)
+            evicted = [format_bytes(traffic.stats.evicted_bytes / STEPS) for traffic in (moved, remade)]
+            print(
+                f"| {name} | demand/{share} | {format_bytes(remade.floor)} | {' | '.join(evicted)} | "
+                f"{remade.ratio:.2f} | {format_bytes(remade.stats.recomputed_bytes / STEPS)} |",
+                flush=True,
+            )
+
+
 @click.command()
-def main() -> None:
-    """Print the table of docs/planning.md."""
+@click.option("--recompute", is_flag=True, help="What is moved if pages may be made again instead.")
+def main(recompute: bool) -> None:
+    """Print a table of docs/planning.md."""
+    if recompute:
+        print_recomputed()
+        return
     print("| step | limit | limit / W | floor | planned | ratio | reactive |")
     print("|---|---|---|---|---|---|---|")
     for name, make in NETS.items():

@@ -671,6 +671,17 @@ def compiled_to_run_eagerly() -> Any:
     return with_gradients(torch.compile(model, backend="aot_eager")(x), x, *model.parameters())
 
 
+@feature
+def compiled_to_write_its_argument() -> Any:
+    """Which came back with a copy below: that is worth nothing from then on."""
+    x = torch.randn(64, 64)
+    everything_leaves()
+    results = [x.sum()]
+    results.append(torch.compile(lambda t: t.mul_(2).sum(), backend="inductor")(x))
+    everything_leaves()
+    return [*results, x + 1]
+
+
 # -- quantized modules -------------------------------------------------------------------------------------------------
 
 
