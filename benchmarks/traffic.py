@@ -1,8 +1,8 @@
 """How many bytes planned steps move out, beside the least that any schedule must.
 
-python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md. The same on every machine
-python benchmarks/traffic.py --recompute    # the same with recomputation, of larger steps: what is made again depends
-                                            # on how fast the machine's link and its operations are
+python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md, the same on every machine
+python benchmarks/traffic.py --recompute    # of larger steps, with recomputation: what is made again depends on how fast
+                                            # the machine's link is, and its operations
 """
 
 from collections.abc import Callable, Iterator

@@ -23,7 +23,7 @@ class Op(NamedTuple):
 
 
 def traced(ops: Sequence[Op], constants: Sequence[int] = (0,), nbytes: int = 10) -> Trace:
-    """A step; pages that are ``constants`` live before and after, each other from its first operation to its last use."""
+    """A step; pages that are ``constants`` live before and after, each other from its first use to its last."""
     uses = [{*op.takes, *op.makes} for op in ops]
     count = 1 + max(page for used in uses for page in used)
     pages = []
