@@ -1,7 +1,7 @@
 """How many bytes planned steps move out, beside the least that any schedule must.
 
-python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md, the same on every machine
-python benchmarks/traffic.py --recompute    # of larger steps, with recomputation: what is made again depends on how fast
+python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md, the same on any machine
+python benchmarks/traffic.py --recompute    # larger steps, with recomputation: what is made again depends on how fast
                                             # the machine's link is, and its operations
 """
 
