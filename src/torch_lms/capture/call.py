@@ -13,7 +13,7 @@ from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import is_bare, untyped_storage
 from torch_lms.residency import PageId
 
-_MOST_SMALL_BYTES = 64 << 10
+_MOST_SMALL_BYTES = 1 << 20
 """Of arguments that are no pages, all of a call together: they are kept by copy."""
 
 Find = Callable[[torch.UntypedStorage], Entry | None]

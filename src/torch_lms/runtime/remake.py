@@ -73,8 +73,8 @@ class Remaker:
         self._programs[recipe.page] = _Program(recipe.page, calls, list(inputs.values()), storages)
 
     def inputs(self, page: PageId) -> list[Entry]:
-        """What ``page`` is made from."""
-        return self._programs[page].inputs
+        """What ``page`` is made from; nothing if it is there, but an interrupt hid that."""
+        return self._programs[page].inputs if page in self._programs else []
 
     def remake(self, entry: Entry) -> None:
         """Make the page again, from inputs that are on the device. Nothing to do if it was never freed.

@@ -47,7 +47,8 @@ class Stats:
         diverged_steps: steps that followed none to their end, though there were plans.
         replans: plans made after the first, for other kinds of steps.
         traffic_ratio: bytes moved out in planned steps over the least that any plan without recomputation could move
-            out. None if nothing had to, or if it was not asked for (``lms.stats(floor=True)``).
+            out; below 1 if enough was made again. None if nothing had to, or if it was not asked for
+            (``lms.stats(floor=True)``).
         policy: the one in force.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         algorithm_risk: steps in which an operation may have chosen another algorithm for want of workspace (N9).

@@ -146,17 +146,20 @@ class Unit:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         writes = tuple(entry.page for entry in op.written(entries)) if self.pager.has_dropped else ()
         self.tell(OpBegins(pages, new_bytes, writes))
-        self.executor.use(entries)
         if self._log is not None:
             ledger, now = self.pager.book.ledger, time.perf_counter()
             self._log.op_begins(
                 op.name if op.is_regular else "view", now, Level(now, ledger.device, ledger.host, ledger.disk)
             )
+        return pages
+
+    def has_begun(self, op: Use, entries: list[Entry]) -> None:
+        """Its ``entries`` are there."""
+        self.executor.use(entries)
         if self.foresight is not None and op.is_regular and (position := self.foresight.to_be_repeated) >= 0:
             op.write_down(lambda entry: self.pager.book[entry.page].writes)
             if op.call is not None:
                 self._remaker.calls[position] = op.call
-        return pages
 
     def end(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
         """The operation on ``pages`` ended; it wrote ``written``."""
