@@ -128,9 +128,12 @@ class Call:
             storages[view.entry.page] = untyped_storage(results[position])
 
 
-def can_be_repeated(info: OpInfo, tensors: list[torch.Tensor], find: Find) -> bool:
-    """Whether a call on ``tensors`` gives the same bits whenever it is made with the same."""
-    if not info.repeatable or not all(map(is_bare, tensors)):
+def can_be_repeated(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find) -> bool:
+    """Whether a call gives the same bits whenever it is made with the same."""
+    if not info.repeatable:
+        return False
+    tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+    if not all(map(is_bare, tensors)):
         return False
     small = (storage for tensor in tensors if find(storage := untyped_storage(tensor)) is None)
     return bool(sum(map(storage_nbytes, small)) <= _MOST_SMALL_BYTES)

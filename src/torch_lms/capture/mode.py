@@ -294,7 +294,7 @@ class _Op(Use):
 
     @property
     def is_repeatable(self) -> bool:
-        return can_be_repeated(self.info, self.tensors, self.find)
+        return can_be_repeated(self.info, self.args, self.kwargs, self.find)
 
     def write_down(self, writes_of: Callable[[Entry], int]) -> None:
         if self.is_repeatable:
