@@ -249,7 +249,7 @@ def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
 
 def test_cuda_graphs_are_refused() -> None:
     class Nobody(RawAccess):
-        find = begin = end = unseen = all_held = export = resized = is_out_of_memory = does_not_fit = Mock()
+        find = begin = end = unseen = all_held = export = spoil = resized = is_out_of_memory = does_not_fit = Mock()
 
     patches = RawPatches(Nobody(), "cuda")
     patches.install()
