@@ -576,7 +576,6 @@ def paged(rig: Rig, limit: int, min_size: int = 1000, policy: str = "reactive") 
             hooks.uninstall()
             attach.detach(session.mode)
             if session.active:  # a test went wrong
-                session.active = False
-                session._patches.uninstall()
+                session._let_go()
                 rig.host.close()
                 rig.disk.close()
