@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -20,6 +22,16 @@ Find = Callable[[torch.UntypedStorage], Entry | None]
 """The page of a storage, or None."""
 
 _C: Any = torch._C
+
+_AUTOCAST = reduce(
+    or_,
+    (
+        _C.DispatchKeySet(getattr(_C.DispatchKey, name))
+        for name in ("AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS")
+        if hasattr(_C.DispatchKey, name)
+    ),
+)
+"""Left out of a repetition: casts were operations of their own."""
 
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
@@ -119,7 +131,7 @@ class Call:
             return _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
         args, kwargs = pytree.tree_map(given, (self.args, self.kwargs))
-        with _C._AutoDispatchBelowAutograd(), _without_autocast(), _set(self.settings):
+        with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_AUTOCAST), _set(self.settings):
             results = pytree.tree_leaves(self.func(*args, **kwargs))
         for position, view in self.results:
             found = View.of(results[position], view.entry)
@@ -177,15 +189,6 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy.set_(untyped_storage(tensor).clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return copy.requires_grad_(tensor.requires_grad)
-
-
-def _without_autocast() -> Any:
-    """Casts were operations of their own."""
-    keys = _C.DispatchKeySet(_C.DispatchKey.AutocastCPU)
-    for name in ("AutocastCUDA", "AutocastXPU", "AutocastMPS"):
-        if hasattr(_C.DispatchKey, name):
-            keys = keys | _C.DispatchKeySet(getattr(_C.DispatchKey, name))
-    return _C._ExcludeDispatchKeyGuard(keys)
 
 
 @contextmanager

@@ -41,6 +41,9 @@ from torch_lms.units import format_bytes
 Actions = Generator[Action, Exception | None, None]
 """Yields actions, is sent the outcome of each."""
 
+Attempt = Generator[Action, Exception | None, Exception | None]
+"""The same; returns why it failed."""
+
 _READY = (State.RESIDENT, State.CLEAN)
 
 
@@ -372,17 +375,8 @@ class Pager:
                     self._unpin(recipe.inputs)
 
     def _remake(self, page: Page, recipe: Recipe, unready: list[Page]) -> Actions:
-        """A device that has no room after all gets a second try with everything else gone (see N9)."""
         yield from self._make_ready(unready, page.nbytes + recipe.extra_bytes, None, ())
-        error = yield Remake(page.id)
-        if error is not None:
-            yield from self._free(None)
-            error = yield Remake(page.id)
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # which holds this frame (N21)
+        yield from self._insist(lambda: self._ask(Remake(page.id)))
         self._forget_recipe(page)
         self.book.apply(page, Trigger.REMAKE)
         self.counters.recomputes += 1
@@ -663,18 +657,24 @@ class Pager:
         self._offer(page)
 
     def _start_fetch(self, page: Page) -> Actions:
+        yield from self._insist(lambda: self._try_to_fetch(page))
+
+    def _insist(self, attempt: Callable[[], Attempt]) -> Actions:
         """A device that has no room after all gets a second try with everything else gone (see N9)."""
-        if (yield from self._try_to_fetch(page)) is None:
+        if (yield from attempt()) is None:
             return
         yield from self._free(None)
-        error = yield from self._try_to_fetch(page)
+        error = yield from attempt()
         if error is not None:
             try:
                 raise error
             finally:
                 del error  # which holds this frame (N21)
 
-    def _try_to_fetch(self, page: Page) -> Generator[Action, Exception | None, Exception | None]:
+    def _ask(self, action: Action) -> Attempt:
+        return (yield action)
+
+    def _try_to_fetch(self, page: Page) -> Attempt:
         """Start to fetch ``page``; why that was not possible."""
         self.book.apply(page, Trigger.START_FETCH)
         self._coming[page.id] = page

@@ -38,17 +38,21 @@ def prices_of(trace: Trace, speeds: Speeds) -> dict[Gap, float]:
     found = {}
     for gap in gaps_of(trace):
         program = makers.program(gap)
-        if program is not None and (share := makers.seconds(program) / speeds.seconds(gap)) < 1:
+        if program is not None and (share := _seconds(trace, program) / speeds.seconds(gap)) < 1:
             found[gap] = max(_LEAST_PRICE, share)
     return found
 
 
 def seconds_of(trace: Trace, moved: Iterable[Gap], remade: Iterable[Remade], speeds: Speeds) -> float:
     """What they take together, one after the other."""
-    makers, moved = _Makers(trace), list(moved)
+    moved = list(moved)
     copies = Counter(gap.version for gap in moved)
     moving = sum(speeds.seconds(gap, copies[gap.version]) for gap in moved)
-    return moving + sum(map(makers.seconds, remade))
+    return moving + sum(_seconds(trace, one) for one in remade)
+
+
+def _seconds(trace: Trace, remade: Remade) -> float:
+    return sum(trace.ops[op].seconds for op in remade.ops)
 
 
 def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> tuple[list[Gap], list[Remade]]:
@@ -71,13 +75,13 @@ def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> t
     for gap in away:
         of_page.setdefault(gap.page, []).append(gap)
     copies = Counter(gap.version for gap in away)
-    remade: list[Remade] = []
+    dropped: dict[Gap, Remade] = {}
     for first in sorted(away, key=lambda gap: (gap.before, -gap.nbytes)):
         if first not in away:
             continue
         gap = away[first]
         found = makers.program(gap)
-        if found is None or makers.seconds(found) > speeds.seconds(gap, copies[gap.version]):
+        if found is None or _seconds(trace, found) > speeds.seconds(gap, copies[gap.version]):
             continue
         late = [
             other
@@ -85,7 +89,7 @@ def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> t
             for other in of_page.get(page, ())
             if other in away and any(begin <= found.before <= end for begin, end in away[other].spans)
         ]
-        if any(len(away[other].spans) > 1 or _is_dropped(away[other], remade) for other in late):
+        if any(len(away[other].spans) > 1 or other in dropped for other in late):
             continue
         if not _make_room(room, [away[other] for other in late], found):
             continue
@@ -95,14 +99,9 @@ def remake(trace: Trace, chosen: Iterable[Gap], room: Room, speeds: Speeds) -> t
                 del away[other]
             else:
                 away[other] = earlier
-        remade.append(found)
+        dropped[first] = found
         copies[gap.version] -= 1
-    dropped = {(one.page, one.after) for one in remade}
-    return [gap for gap in away.values() if (gap.page, gap.after) not in dropped], remade
-
-
-def _is_dropped(gap: Gap, remade: list[Remade]) -> bool:
-    return any((one.page, one.after) == (gap.page, gap.after) for one in remade)
+    return [gap for first, gap in away.items() if first not in dropped], list(dropped.values())
 
 
 def _until(gap: Gap, before: int) -> Gap | None:
@@ -141,10 +140,6 @@ class _Makers:
             for page in {*op.creates, *op.writes}:
                 found[page].append(number)
         return found
-
-    def seconds(self, remade: Remade) -> float:
-        """Of its operations."""
-        return sum(self._trace.ops[op].seconds for op in remade.ops)
 
     def program(self, gap: Gap) -> Remade | None:
         """How to make the page of ``gap`` again right before the operation that needs it; None if that is not possible.

@@ -9,7 +9,7 @@ import torch
 
 from torch_lms.errors import StoreFullError, UsageError
 from torch_lms.runtime.device import StreamDevice, StreamEvent
-from torch_lms.runtime.executor import empty_storage, fill_storage
+from torch_lms.runtime.executor import bytes_of, empty_storage, fill_storage
 from torch_lms.stores.spill_file import aligned_buffer
 from torch_lms.units import format_bytes
 
@@ -103,7 +103,7 @@ class AcceleratorDevice(StreamDevice):
             self.bytes_of(storage).record_stream(stream.native)
 
     def bytes_of(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+        return bytes_of(storage)
 
     def page_lock(self, nbytes: int) -> torch.Tensor:
         """On CUDA exactly ``nbytes``: PyTorch's own page-locking allocator rounds up to a power of two (N17)."""

@@ -157,6 +157,11 @@ def fill_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
         STORAGE._swap_data_ptr_(storage, torch.UntypedStorage(nbytes, device=storage.device))
 
 
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """All bytes of ``storage``, as a uint8 tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
 def memory_of(owner: torch.UntypedStorage | torch.Tensor) -> memoryview:
     """The bytes of a storage, or of a contiguous uint8 tensor, on the host. Does not keep its owner alive."""
     if isinstance(owner, torch.Tensor):

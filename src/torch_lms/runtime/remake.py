@@ -9,7 +9,7 @@ from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.errors import StoreError
 from torch_lms.policy import Recipe
 from torch_lms.residency import Book, PageId
-from torch_lms.runtime.executor import CAN_SWAP, fill_storage
+from torch_lms.runtime.executor import CAN_SWAP, bytes_of, fill_storage
 
 
 @dataclass(slots=True)
@@ -89,13 +89,9 @@ class Remaker:
                 STORAGE._swap_data_ptr_(storage, made)
             else:
                 fill_storage(storage, entry.nbytes)
-                _bytes_of(storage).copy_(_bytes_of(made))
+                bytes_of(storage).copy_(bytes_of(made))
         self.forget(entry.page)
 
     def forget(self, page: PageId) -> None:
         """It is there, or dead."""
         self._programs.pop(page, None)
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -111,7 +111,8 @@ class Session(Sink, RawAccess):
             try:
                 for unit, its in self._by_unit(entries):
                     begun.append((unit, unit.begin(op, its, new_bytes)))
-                    unit.has_begun(op, its)
+                    unit.executor.use(its)
+                    unit.write_down(op)
                     new_bytes = 0  # results are made on the device of the first argument
             except BaseException:
                 for unit, pages in begun:

@@ -153,9 +153,8 @@ class Unit:
             )
         return pages
 
-    def has_begun(self, op: Use, entries: list[Entry]) -> None:
-        """Its ``entries`` are there."""
-        self.executor.use(entries)
+    def write_down(self, op: Use) -> None:
+        """Keep ``op``, whose pages are there, if a plan may have it repeated."""
         if self.foresight is not None and op.is_regular and (position := self.foresight.to_be_repeated) >= 0:
             op.write_down(lambda entry: self.pager.book[entry.page].writes)
             if op.call is not None:
