@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "src" / "torch_lms"
+WORKLOADS = SOURCES.with_name("torch_lms_workloads")
 
 GROUND = frozenset({"errors", "units", "imported"})
 LOW = GROUND | {"trace", "machine"}

@@ -16,7 +16,8 @@ DESIGN = (ROOT / "docs" / "design.md").read_text()
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
-    *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md", "docs/machines.md"),
+    *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
+    *("docs/machines.md", "docs/workloads.md"),
 ]
 
 

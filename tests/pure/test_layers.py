@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from source_tree import FLOORS, SOURCES, floor_of, name_of, parameters, sources
+from source_tree import FLOORS, SOURCES, WORKLOADS, floor_of, name_of, parameters, sources
 
 MOST_LINES = 800
 
@@ -185,6 +185,48 @@ def test_the_list_of_those_without_torch_is_whole() -> None:
     assert floors == existing - MAY_IMPORT_TORCH
 
 
+# -- the second package ----------------------------------------------------------------------------------------------
+
+
+WORKLOADS_LOWEST_FIRST = [
+    *("torchvision_operators", "edges", "samples", "losses", "dual_task"),
+    *("nets", "workload", "catalogue"),
+]
+
+
+def imports_of_workloads() -> Iterator[tuple[str, Import]]:
+    """With the file or folder of the package that imports."""
+    for file in sorted(WORKLOADS.rglob("*.py")):
+        inner = file.relative_to(WORKLOADS).with_suffix("")
+        for found in imports_in(str(inner), ast.parse(file.read_text(), str(file)), deferred=False):
+            yield inner.parts[0], found
+
+
+def test_workloads_are_found_and_never_imported() -> None:
+    assert [str(found) for found in imports() if found.module.split(".")[0] == WORKLOADS.name] == []
+
+
+def test_workloads_use_the_package_as_its_users_do() -> None:
+    used = {found.module for _, found in imports_of_workloads() if found.module.split(".")[0] == SOURCES.name}
+    assert used <= {"torch_lms", "torch_lms.errors", "torch_lms.units"}
+
+
+def test_no_workload_imports_from_above() -> None:
+    known = {file.stem if file.parent == WORKLOADS else file.parent.name for file in WORKLOADS.rglob("*.py")}
+    assert known - {"__init__"} == set(WORKLOADS_LOWEST_FIRST)
+    wrong = [
+        f"{found.importer}, line {found.line}: imports {found.module}"
+        for floor, found in imports_of_workloads()
+        if floor != "__init__" and found.module.startswith(f"{WORKLOADS.name}.")
+        if rank(found.module.split(".")[1]) > rank(floor)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def rank(floor: str) -> int:
+    return WORKLOADS_LOWEST_FIRST.index(floor)
+
+
 # -- habits ----------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +242,10 @@ def test_every_knob_may_be_left_alone() -> None:
     assert all(parameters("enable").values())
 
 
-@pytest.mark.parametrize("file", sorted(SOURCES.rglob("*.py")), ids=lambda file: str(file.relative_to(SOURCES)))
+@pytest.mark.parametrize(
+    "file",
+    sorted([*SOURCES.rglob("*.py"), *WORKLOADS.rglob("*.py")]),
+    ids=lambda file: str(file.relative_to(SOURCES.parent)),
+)
 def test_files_are_short(file: Path) -> None:
     assert len(file.read_text().splitlines()) < MOST_LINES

@@ -1,0 +1,17 @@
+"""Networks as large as torch-lms is made for, ready to be planned, trained and measured.
+
+Found by ``torch_lms`` through the entry points ``torch_lms.workloads`` and never imported by it. Lower files first:
+
+    torchvision_operators       lets torchvision be imported beside a torch that it was not built for
+    edges, samples              where maps change; what goes into a network
+    losses, dual_task           what is trained
+    nets                        networks, one a file
+    workload                    a network, its samples, its loss and its optimizer, in one value
+    catalogue                   the workloads, one a file
+
+Importing the package loads none of the libraries that the networks come from.
+"""
+
+from torch_lms_workloads.torchvision_operators import define_if_missing
+
+define_if_missing()
