@@ -27,7 +27,7 @@ from torch_lms.pager import (
     StartFetch,
     drive,
 )
-from torch_lms.policy import Ahead, Policy, Reactive, View
+from torch_lms.policy import Ahead, Policy, Reactive, Recipe, View
 from torch_lms.residency import Page, PageId, State, Tier
 
 IN_FLIGHT = -1
@@ -283,9 +283,13 @@ class Rig:
 
 @dataclass
 class Foreseeing(Reactive):
-    """Reactive, but for what it is told to begin beside the next operation."""
+    """Reactive, but for what it is told to begin beside the next operation, and to drop."""
 
     next: Ahead | None = None
+    recipes: dict[PageId, Recipe] = field(default_factory=dict)
+
+    def recipe(self, page: PageId) -> Recipe | None:
+        return self.recipes.get(page)
 
     def ahead(self, view: View) -> Ahead | None:
         ahead, self.next = self.next, None

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch_lms.capture.fake import trace_step
     from torch_lms.errors import (
         DeviceFullError,
         ForkedPageError,
@@ -62,7 +63,10 @@ __all__ = [
     "session",
     "stats",
     "step",
+    "trace_step",
 ]
+
+_MODULES = {"Stats": "torch_lms.runtime.stats", "trace_step": "torch_lms.capture.fake"}
 
 
 def __getattr__(name: str) -> Any:
@@ -70,5 +74,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torch_lms' has no attribute {name!r}")
     if name.endswith("Error"):
         return getattr(import_module("torch_lms.errors"), name)
-    module = "torch_lms.runtime.stats" if name == "Stats" else "torch_lms.runtime.api"
-    return getattr(import_module(module), name)
+    return getattr(import_module(_MODULES.get(name, "torch_lms.runtime.api")), name)

@@ -154,6 +154,7 @@ class PagerMachine(RuleBasedStateMachine):
         new=st.lists(SIZES, max_size=3),
         told=st.booleans(),
         ahead=st.none() | st.tuples(PICKS, PICKS, PICKS),
+        droppable=PICKS,
         unrepeatable=st.booleans(),
         faults=FAULTS,
     )
@@ -164,15 +165,20 @@ class PagerMachine(RuleBasedStateMachine):
         new: list[int],
         told: bool,
         ahead: tuple[list[int], list[int], list[int]] | None,
+        droppable: list[int],
         unrepeatable: bool,
         faults: dict[int, str],
     ) -> None:
-        """It may create more than was known beforehand (``told``). What is ``ahead`` may begin beside it."""
+        """It may create more than was known beforehand (``told``). What is ``ahead`` may begin beside it; what is
+        ``droppable`` had better be dropped until the next begins.
+        """
         self.policy.next = None
+        self.policy.recipes = {page: self.recipe(page, picks) for page in self.pick(droppable)}
+        self.rig.unrepeatable = set(self.policy.recipes) if unrepeatable else set()
         if ahead is not None:
             leaving, coming, dropping = map(self.pick, ahead)
             self.policy.next = Ahead(leaving, coming, [self.recipe(page, picks) for page in dropping])
-            self.rig.unrepeatable = set(dropping) if unrepeatable else set()
+            self.rig.unrepeatable |= set(dropping) if unrepeatable else set()
         written = self.pick(writes)
         pages = tuple(dict.fromkeys((*self.pick(picks), *written)))
         new_bytes = sum(new) if told else 0

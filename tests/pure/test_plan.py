@@ -29,11 +29,11 @@ def used_at(*positions: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "begins"),
-    [(1000.0, 8), (20.0, 8), (10.0, 7), (3.5, 4)],
+    [(1000.0, 8), (20.0, 8), (7.0, 7), (2.45, 4)],
     ids=["at the last moment", "one operation", "two", "five"],
 )
 def test_as_late_as_it_arrives_in_time(bytes_per_s: float, begins: int) -> None:
-    """10 bytes at 0.7 of the speed, before operation 9."""
+    """10 bytes, before operation 9."""
     trace, _ = step(used_at(0, 9), [10])
     gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
     comes = schedule(trace, gaps, Room(trace, 100), bytes_per_s)
@@ -64,7 +64,7 @@ def test_a_page_that_is_away_when_the_step_ends_comes_in_the_next() -> None:
     trace, _ = step(used_at(4, 6), [10])
     gaps = [gap for gap in gaps_of(trace) if gap.after == 6]
     assert [gap.before for gap in gaps] == [4]
-    comes = schedule(trace, gaps, Room(trace, 100), 3.5)
+    comes = schedule(trace, gaps, Room(trace, 100), 2.45)
     assert [number for number, pages in enumerate(comes) if pages] == [9], "before operation 4 of the next"
 
 

@@ -1,48 +1,11 @@
 """Which pages a plan has away: the limit holds, and next to nothing is moved that need not be."""
 
-import random
-
 import numpy as np
 import pytest
+from made_traces import random_training
 
 from torch_lms.planner import choose, floor_bytes, gaps_of, moved_out, optimum_bytes
 from torch_lms.trace import Trace, TracedOp, TracedPage, demand_curve
-
-
-def training(sizes: list[int], weights: list[int]) -> Trace:
-    """A chain of layers: forward, backward (which needs the layer's input and weight), update of every weight."""
-    count = len(sizes) - 1
-    pages = [TracedPage(nbytes, -1, 0, becomes=n) for n, nbytes in enumerate(weights)]
-    ops: list[TracedOp] = []
-    inputs = [len(pages)]
-    pages.append(TracedPage(sizes[0], -1, 0))
-    for n in range(count):
-        pages.append(TracedPage(sizes[n + 1], len(ops), 0))
-        inputs.append(len(pages) - 1)
-        ops.append(TracedOp("forward", (n, inputs[n]), (), (inputs[n + 1],), sizes[n + 1], 1.0))
-    slopes = [inputs[-1]]
-    last_use = {}
-    for n in reversed(range(count)):
-        pages.append(TracedPage(sizes[n], len(ops), 0))
-        pages.append(TracedPage(weights[n], len(ops), 0))
-        made = len(pages) - 2
-        ops.append(TracedOp("backward", (n, inputs[n], slopes[-1]), (), (made, made + 1), sizes[n] + weights[n], 2.0))
-        last_use[inputs[n]] = last_use[slopes[-1]] = len(ops) - 1
-        ops.append(TracedOp("update", (n, made + 1), (n,), (), 0, 0.1))
-        last_use[made + 1] = len(ops) - 1
-        last_use[made] = len(ops) - 1
-        slopes.append(made)
-    after = len(ops)
-    return Trace(
-        tuple(p._replace(dead=after if n < count else last_use.get(n, after - 1)) for n, p in enumerate(pages)),
-        tuple(ops),
-    )
-
-
-def random_training(seed: int) -> Trace:
-    dice = random.Random(seed)
-    count = dice.randint(4, 12)
-    return training([dice.randint(5, 60) for _ in range(count + 1)], [dice.randint(1, 40) for _ in range(count)])
 
 
 def resident(trace: Trace, limit: int) -> np.ndarray:

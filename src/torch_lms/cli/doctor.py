@@ -25,8 +25,9 @@ Rows = list[tuple[str, str]]
     help="Directory to look at and measure (default: where a session would spill).",
 )
 @click.option("--quick", is_flag=True, help="Measure nothing.")
+@click.option("--calibrate", is_flag=True, help="Measure operations too, for `torch-lms plan --machine this`.")
 @json_option
-def command(spill_dir: Path | None, quick: bool, json_to: JsonTarget | None) -> None:
+def command(spill_dir: Path | None, quick: bool, calibrate: bool, json_to: JsonTarget | None) -> None:
     """Show what this machine has: devices, memory and the limits that bind, versions, the measured speed of every link.
 
     Measuring takes some seconds and writes up to 1 GiB to the spill directory.
@@ -35,6 +36,9 @@ def command(spill_dir: Path | None, quick: bool, json_to: JsonTarget | None) -> 
     from torch_lms.runtime.probe import probe
 
     console = people_console(json_to)
+    if calibrate:
+        _calibrate(console, spill_dir, json_to)
+        return
     with console.status("looking" if quick else "measuring"):
         machine = probe(spill_dir, measure=not quick)
     warnings = warnings_about(machine)
@@ -44,6 +48,29 @@ def command(spill_dir: Path | None, quick: bool, json_to: JsonTarget | None) -> 
         binding, free_bytes = machine.memory.binding()
         result = {**asdict(machine), "binding": {"name": binding, "free_bytes": free_bytes}, "warnings": warnings}
         write_json(result, json_to)
+
+
+def _calibrate(console: "Console", spill_dir: Path | None, json_to: JsonTarget | None) -> None:
+    from torch_lms.runtime.calibrate import calibrate
+
+    with console.status("measuring operations"):
+        machine, calibration, path = calibrate(spill_dir)
+    device = machine.accelerator
+    lines = [
+        device.name,
+        f"  arithmetic   {device.fp32_flop_per_s / 1e9:.4g} GFLOP/s in float32",
+        f"  memory       {format_bytes(device.memory_bytes_per_s)}/s",
+        f"  an operation at least {format_seconds(device.launch_s)}",
+        *(
+            f"  {kind:<13} reaches {shares.flops:.0%} of the arithmetic, or {shares.memory:.0%} of the memory's speed"
+            for kind, shares in calibration.efficiencies.items()
+        ),
+        f"  steps of four small networks are told with a median error of {calibration.error:.0%}",
+        f"kept in {path}",
+    ]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+    if json_to is not None:
+        write_json({"machine": machine, "calibration": calibration, "path": path}, json_to)
 
 
 def _sections(machine: "Machine") -> Iterator[tuple[str, Rows]]:

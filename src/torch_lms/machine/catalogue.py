@@ -1,8 +1,10 @@
 """Machines by name, from ``catalogue.toml`` or a file of the user's. docs/machines.md explains the keys."""
 
+import dataclasses
 import difflib
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
@@ -57,6 +59,31 @@ def _read(path: Path) -> dict[str, Any]:
 @cache
 def _catalogue() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("torch_lms.machine").joinpath(_FILE).read_text(encoding="utf-8"))
+
+
+def text_of(machine: Machine) -> str:
+    """``machine`` as a file that ``load`` takes; its name is the file's."""
+    figures = dataclasses.asdict(machine)
+    del figures["name"]
+    return "\n".join(_lines(figures, "")) + "\n"
+
+
+def _lines(figures: Mapping[str, Any], section: str) -> Iterator[str]:
+    for key, value in figures.items():
+        if value is None:
+            yield f"{key} = {_quoted(_NONE)}"
+        elif isinstance(value, str):
+            yield f"{key} = {_quoted(value)}"
+        elif not isinstance(value, dict):
+            yield f"{key} = {value!r}"
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            path = f"{section}.{key}" if section else key
+            yield from ("", f"[{path}]", *_lines(value, path))
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # its escapes are TOML's, too
 
 
 # -- names and `like` ------------------------------------------------------------------------------------------------
@@ -166,7 +193,7 @@ def _machine(name: str, table: _Table) -> Machine:
         title=table.text("title"),
         gpus=table.count("gpus"),
         accelerator=_accelerator(table.table("accelerator")),
-        link=_link(table.table("link")),
+        link=None if table.values.get("link") == _NONE else _link(table.table("link")),
         switch=None if table.lacks("switch") else _switch(table.table("switch")),
         sockets=table.count("sockets"),
         host_bytes=table.nbytes("host_bytes"),

@@ -121,14 +121,15 @@ class Machine:
     ``host_bytes`` is the whole machine's; ``host_bytes_per_s`` is what the memory of one socket reaches, reads and
     writes together. Between GPUs of one socket, each direction reaches ``peer_bytes_per_s``, between GPUs of different
     sockets ``far_peer_bytes_per_s`` (None: they exchange through the host). ``switch`` is None where each GPU has a
-    way to the socket of its own, ``disk`` where there is nothing to spill to.
+    way to the socket of its own, ``disk`` where there is nothing to spill to. ``link`` is None where the processor
+    computes in the host's own memory, so that only the disk is below it.
     """
 
     name: str
     title: str
     gpus: int
     accelerator: Accelerator
-    link: Link
+    link: Link | None
     switch: Switch | None
     sockets: int
     host_bytes: int
@@ -190,6 +191,8 @@ class Machine:
         )
 
     def _link(self, gpu: int, ranks: int) -> Link:
+        if self.link is None:
+            raise UsageError(f"{self.name} has no link between host and device: it computes in the host's memory")
         memory = self.host_bytes_per_s / _together(gpu, ranks, self.gpus_per_socket)
         link = self.link.limited(memory, memory, memory)
         if self.switch is None:

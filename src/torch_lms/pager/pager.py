@@ -324,6 +324,11 @@ class Pager:
 
     def _drop(self, page: Page, recipe: Recipe) -> Generator[Action, Exception | None, bool]:
         """Free ``page``; whether that was possible."""
+        inputs = [self.book[page_id] for page_id in recipe.inputs if page_id in self.book]
+        if page.state is not State.RESIDENT or len(inputs) < len(recipe.inputs):
+            return False
+        if any(other.unpageable or other.pins for other in inputs):
+            return False
         self._withdraw(page)
         try:
             error = yield Drop(page.id, recipe)
@@ -357,22 +362,29 @@ class Pager:
         return [self.book[made] for page_id in pages for made in self._made_from.get(page_id, ())]
 
     def _remake_all(self, pages: Iterable[Page]) -> Actions:
-        """Make dropped ``pages`` again, and before each what it takes."""
-        waiting = list(pages)[::-1]
-        while waiting:
-            page = waiting[-1]
-            recipe = self._recipes.get(page.id)
-            missing = [self.book[p] for p in recipe.inputs if p in self._recipes] if recipe is not None else []
-            if missing:
-                waiting += missing
-                continue
-            waiting.pop()
-            if recipe is not None:
-                unready = self._pin(recipe.inputs)
-                try:
-                    yield from self._remake(page, recipe, unready)
-                finally:
-                    self._unpin(recipe.inputs)
+        """Make dropped ``pages`` again, and before each what it takes, which stays until it is made."""
+        for page in pages:
+            chain: list[tuple[Page, tuple[PageId, ...], list[Page]]] = []
+            try:
+                self._need(page, chain)
+                while chain:
+                    made, inputs, unready = chain[-1]
+                    missing = next((other for other in unready if other.state is State.DROPPED), None)
+                    if missing is not None:
+                        self._need(missing, chain)
+                        continue
+                    yield from self._remake(made, self._recipes[made.id], unready)
+                    chain.pop()
+                    self._unpin(inputs)
+            finally:
+                for _, inputs, _ in chain:
+                    self._unpin(inputs)
+
+    def _need(self, page: Page, chain: list[tuple[Page, tuple[PageId, ...], list[Page]]]) -> None:
+        """``page`` is dropped, and to be made again: its inputs stay from now on."""
+        recipe = self._recipes.get(page.id)
+        if recipe is not None:
+            chain.append((page, recipe.inputs, self._pin(recipe.inputs)))
 
     def _remake(self, page: Page, recipe: Recipe, unready: list[Page]) -> Actions:
         yield from self._make_ready(unready, page.nbytes + recipe.extra_bytes, None, ())
@@ -428,11 +440,9 @@ class Pager:
             page = self.book[recipe.page]
             if not self._is_offered(page):
                 continue
-            inputs = [self.book[page_id] for page_id in recipe.inputs if page_id in self.book]
-            if any(page.pins for page in inputs):
+            if any(page_id in self.book and self.book[page_id].pins for page_id in recipe.inputs):
                 continue  # it may be being written
-            can_be_made = len(inputs) == len(recipe.inputs) and not any(page.unpageable for page in inputs)
-            if page.state is not State.RESIDENT or not can_be_made or not (yield from self._drop(page, recipe)):
+            if not (yield from self._drop(page, recipe)):
                 yield from self._let_leave((page.id,))
 
     def _let_come(self, pages: Iterable[PageId], new_bytes: int) -> Actions:
@@ -485,7 +495,8 @@ class Pager:
 
     def _try_to_free(self, nbytes: int | None) -> Generator[Action, Exception | None, tuple[int, int, int]]:
         """The same, but copies may fail. How many pages were to leave, how many did, and their bytes."""
-        left = freed = 0
+        freed = left = copied = 0
+        dropped: list[int] = []
         leaving: list[Page] = []
         try:
             for page in self.policy.victims(self.view):
@@ -493,13 +504,18 @@ class Pager:
                     break
                 if not self._is_offered(page):
                     continue
-                if page.state is not State.RESIDENT or (yield from self._start_evict(page)):
+                recipe = self.policy.recipe(page.id)
+                if recipe is not None and (yield from self._drop(page, recipe)):
+                    dropped.append(page.nbytes)
+                elif page.state is not State.RESIDENT or (yield from self._start_evict(page)):
                     self._withdraw(page)
                     leaving.append(page)
-                    freed += page.nbytes
+                else:
+                    continue
+                freed += page.nbytes
         finally:  # an interrupt must not leave copies under way behind
-            left, freed = yield from self._finish_evicts(leaving)
-        return len(leaving), left, freed
+            left, copied = yield from self._finish_evicts(leaving)
+        return len(leaving) + len(dropped), left + len(dropped), copied + sum(dropped)
 
     def _let_arrive(self) -> Generator[Action, Exception | None, bool]:
         """Pages that nobody needs yet are on their way up: once here, they may leave. Whether there was one."""

@@ -2,8 +2,28 @@
 
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
+from torch_lms.planner.forecast import POLICIES, Forecast, Need, forecast, need_of
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
-from torch_lms.planner.remakes import Speeds, remake
+from torch_lms.planner.remakes import Makers
+from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
 
-__all__ = ["Gap", "Speeds", "choose", "floor_bytes", "gaps_of", "make_plan", "moved_out", "optimum_bytes", "remake"]
+__all__ = [
+    "POLICIES",
+    "Choice",
+    "Forecast",
+    "Gap",
+    "Makers",
+    "Need",
+    "Rules",
+    "Speeds",
+    "Walker",
+    "choose",
+    "floor_bytes",
+    "forecast",
+    "gaps_of",
+    "make_plan",
+    "moved_out",
+    "need_of",
+    "optimum_bytes",
+]

@@ -1,6 +1,6 @@
 """Which gaps to use: the fewest bytes out that keep the limit."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ _THRIFTS = (0.5, 1.0, 2.0)
 _AS_GOOD_AS_FREE = 1000.0
 
 
-def choose(trace: Trace, limit: int, prices: Mapping[Gap, float] | None = None) -> list[Gap]:
+def choose(trace: Trace, limit: int) -> list[Gap]:
     """Gaps of ``trace`` in which to have their pages away, so that ``limit`` holds, as well as can be.
 
     Where most is over the limit, the page is taken whose absence helps at most operations for its bytes; then those
@@ -27,9 +27,8 @@ def choose(trace: Trace, limit: int, prices: Mapping[Gap, float] | None = None) 
     Args:
         trace: the step.
         limit: bytes that its pages may occupy on the device.
-        prices: of a byte, in the gaps in which it costs not 1, as moving it out does, but less.
     """
-    choice, dice = _Choice(trace, limit, prices or {}), np.random.default_rng(0)
+    choice, dice = _Choice(trace, limit), np.random.default_rng(0)
     choice.fill(np.ones(len(choice.gaps)))
     best, best_price = choice.chosen.copy(), choice.price
     rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // max(1, len(choice.gaps))))
@@ -58,9 +57,8 @@ class _Choice:
         chosen: for each gap, whether its page is away.
     """
 
-    def __init__(self, trace: Trace, limit: int, prices: Mapping[Gap, float]) -> None:
+    def __init__(self, trace: Trace, limit: int) -> None:
         self.gaps = gaps_of(trace)
-        self._prices = np.array([prices.get(gap, 1.0) for gap in self.gaps])
         self.chosen = np.zeros(len(self.gaps), dtype=bool)
         self._room = Room(trace, limit)
         self._nbytes = np.array([gap.nbytes for gap in self.gaps], dtype=np.int64)
@@ -73,11 +71,10 @@ class _Choice:
 
     @property
     def price(self) -> float:
-        """Bytes that the choice moves out, the cheaper ones in part. Gaps of one content share its copy."""
+        """Bytes that the choice moves out. Gaps of one content share its copy."""
         paid = np.flatnonzero(self.chosen & ~self._is_copied)
-        dearest = np.zeros(len(self._copies))
-        np.maximum.at(dearest, self._version[paid], (self._nbytes * self._prices)[paid])
-        return float(dearest.sum())
+        _, first = np.unique(self._version[paid], return_index=True)
+        return float(self._nbytes[paid][first].sum())
 
     def sizes(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Of the pages of these gaps, bytes."""
@@ -118,7 +115,7 @@ class _Choice:
             self.take((int(np.argmax(merit)),))
         taken = np.flatnonzero(self.chosen)
         is_free = self._is_copied[taken] | (self._copies[self._version[taken]] > 1)
-        for number in taken[np.lexsort((taken, -(self._nbytes * self._prices)[taken], is_free))]:
+        for number in taken[np.lexsort((taken, -self._nbytes[taken], is_free))]:
             if self._room.is_needless(self.gaps[number]):
                 self.give_back((number,))
 
@@ -132,4 +129,4 @@ class _Choice:
         of_version = np.bincount(self._version, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._copies))
         is_free = self._is_copied | (self._copies[self._version] > 0)
         total = np.where(is_free, _AS_GOOD_AS_FREE * helped, of_version[self._version])
-        return np.asarray(total * np.minimum(1.0, excess / self._nbytes) ** thrift / self._prices)
+        return np.asarray(total * np.minimum(1.0, excess / self._nbytes) ** thrift)

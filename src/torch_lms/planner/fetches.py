@@ -7,9 +7,6 @@ from torch_lms.planner.gaps import Gap
 from torch_lms.planner.room import Room
 from torch_lms.trace import Trace
 
-_DERATED = 0.7
-"""A page that comes too early takes room that the plan knows to be free; one that comes too late is waited for."""
-
 
 def schedule(trace: Trace, chosen: Iterable[Gap], room: Room, bytes_per_s: float) -> list[list[int]]:
     """For each operation the pages that may start to come back when it begins, the first needed first.
@@ -21,7 +18,8 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Room, bytes_per_s: float
         trace: the step.
         chosen: when pages are away. Those not needed again, or needed by the operation right after, do not come early.
         room: under the limit with ``chosen`` taken; the fetches are taken from it.
-        bytes_per_s: of the link.
+        bytes_per_s: of the link, as far as it can be relied on: a page that comes too early takes room that the plan
+            knows to be free; one that comes too late is waited for.
     """
     ops = len(trace.ops)
     starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
@@ -31,7 +29,7 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Room, bytes_per_s: float
     for gap in sorted((gap for gap in chosen if gap.before >= 0), key=lambda gap: _needed(gap, ops), reverse=True):
         needed = _needed(gap, ops)
         needed_at = starts[gap.before] + (whole if needed >= ops else 0.0)
-        start_at = min(needed_at, free_at) - gap.nbytes / (bytes_per_s * _DERATED)
+        start_at = min(needed_at, free_at) - gap.nbytes / bytes_per_s
         position = needed
         while position - 1 > gap.after and _start(starts, whole, position) > start_at:
             if not room.has(position - 1, gap.nbytes):

@@ -80,3 +80,7 @@ class Policy(ABC):
     def ahead(self, view: View) -> Ahead | None:
         """What to begin beside the operation that begins now; None if nothing."""
         return None
+
+    def recipe(self, page: PageId) -> Recipe | None:
+        """How ``page`` can be made again, if it had better leave without a copy whenever it has to."""
+        return None

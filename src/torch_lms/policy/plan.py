@@ -91,6 +91,7 @@ class Guide:
         leaving: those among them that may not have left yet.
         coming: pages that are to come back, the first needed first.
         dropping: pages that the plan has dropped now, and that may not be yet.
+        recipes: of all pages that the plan has dropped now, those too that were made again to make others.
         position: of the operation that runs, or ran last; -1 before the first.
         is_lost: whether the step has left the plan.
     """
@@ -102,6 +103,7 @@ class Guide:
         self.leaving: dict[PageId, None] = {}
         self.coming: dict[PageId, None] = {}
         self.dropping: dict[PageId, Recipe] = {}
+        self.recipes: dict[PageId, Recipe] = {}
         self.position = -1
         self._created = 0
         self._numbers: dict[PageId, int] = {}
@@ -138,6 +140,7 @@ class Guide:
         self.is_lost = len(expected) != len(pages) or not all(map(self._is, pages, expected))
         for page in pages:
             self._forget(page)
+            self.recipes.pop(page, None)
         for remade in self.plan.makes.get(self.position, ()):
             for number in remade.inputs:
                 if number in self._ids:
@@ -163,6 +166,7 @@ class Guide:
         """Its storage is gone."""
         self._nbytes.pop(page, None)
         self._forget(page)
+        self.recipes.pop(page, None)
         number = self._numbers.pop(page, None)
         if number is not None:
             del self._ids[number]
@@ -192,7 +196,7 @@ class Guide:
                 if remade.page in self._ids and len(inputs) == len(remade.inputs):
                     page = self._ids[remade.page]
                     self.due[page] = None
-                    self.dropping[page] = Recipe(page, inputs, remade.extra_bytes, remade.ops)
+                    self.dropping[page] = self.recipes[page] = Recipe(page, inputs, remade.extra_bytes, remade.ops)
 
     def _is_due(self, page: PageId) -> None:
         self.due[page] = self.leaving[page] = None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from torch_lms.policy.base import Ahead, Policy, View
+from torch_lms.policy.base import Ahead, Policy, Recipe, View
 from torch_lms.policy.plan import Guide
 from torch_lms.policy.reactive import Reactive
 from torch_lms.residency import Page, PageId
@@ -39,6 +39,9 @@ class Planned(Policy):
                 yield found
         rest = [*view.clean.values(), *view.leaving.values(), *view.dirty.values()]
         yield from sorted(rest, key=lambda page: guide.next_use(page.id), reverse=True)
+
+    def recipe(self, page: PageId) -> Recipe | None:
+        return self.guide.recipes.get(page) if self.guide is not None else None
 
     def ahead(self, view: View) -> Ahead | None:
         guide = self.guide

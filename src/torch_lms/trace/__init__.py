@@ -2,7 +2,7 @@
 
 from torch_lms.trace.curve import Curve, demand_curve
 from torch_lms.trace.file import lines, load, save
-from torch_lms.trace.record import Trace, TracedOp, TracedPage
+from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 from torch_lms.trace.recorder import Living, Recorder
 from torch_lms.trace.summary import LargePage, Summary, summarize
 
@@ -15,6 +15,7 @@ __all__ = [
     "Trace",
     "TracedOp",
     "TracedPage",
+    "Work",
     "demand_curve",
     "lines",
     "load",

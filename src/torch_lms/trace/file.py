@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_lms.errors import UsageError
-from torch_lms.trace.record import Trace, TracedOp, TracedPage
+from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 
 _FORMAT, _VERSION = "torch-lms trace", 1
 
@@ -38,7 +38,7 @@ def load(path: Path) -> Trace:
             expected = f"{head['pages']} pages and {head['ops']} operations"
             raise UsageError(f"{path} is not whole: expected {expected}, got {len(lines)} lines: record it again")
         pages = [TracedPage(**line) for line in lines[: head["pages"]]]
-        ops = [TracedOp(**_tupled(line)) for line in lines[head["pages"] :]]
+        ops = [_op(line) for line in lines[head["pages"] :]]
         trace = Trace(tuple(pages), tuple(ops))
         trace.uses  # noqa: B018 - every page named must be there
         return trace
@@ -48,5 +48,7 @@ def load(path: Path) -> Trace:
         raise UsageError(f"{path}: expected a trace as `torch-lms trace` writes it; got {error}") from error
 
 
-def _tupled(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in line.items()}
+def _op(line: dict[str, Any]) -> TracedOp:
+    fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in line.items()}
+    op = TracedOp(**fields)
+    return op if op.work is None else op._replace(work=Work(*op.work))

@@ -23,6 +23,26 @@ class TracedPage(NamedTuple):
     becomes: int = -1
 
 
+class Work(NamedTuple):
+    """What an operation has to do, on whatever machine.
+
+    Attributes:
+        kind: "matrix", "convolution", "depthwise", "normalization", "elementwise" or "copy".
+        dtype: in which it computes, as in "float32".
+        flops: floating-point operations; a multiplication with its addition counts as two.
+        nbytes: that it reads and writes.
+        workspace_bytes: device memory that it takes meanwhile, beside its pages.
+        launches: kernels, those of the small operations up to the next included.
+    """
+
+    kind: str
+    dtype: str
+    flops: int
+    nbytes: int
+    workspace_bytes: int = 0
+    launches: int = 1
+
+
 class TracedOp(NamedTuple):
     """One operation that used pages.
 
@@ -34,6 +54,7 @@ class TracedOp(NamedTuple):
         new_bytes: what it said beforehand that it would create.
         seconds: from its start to the start of the next, the program's own time included; waiting for copies is not.
         is_repeatable: called again with the same, it would give the same bits.
+        work: what it has to do, where the step was not run but traced on tensors without bytes.
     """
 
     name: str
@@ -43,6 +64,7 @@ class TracedOp(NamedTuple):
     new_bytes: int
     seconds: float
     is_repeatable: bool = False
+    work: Work | None = None
 
 
 @dataclass(frozen=True)

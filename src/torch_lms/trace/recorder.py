@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torch_lms.trace.record import Trace, TracedOp, TracedPage
+from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 
 
 class Living(NamedTuple):
@@ -42,14 +42,32 @@ class Recorder:
         """Operations so far."""
         return len(self._ops)
 
-    def begins(self, name: str, pages: Iterable[int], new_bytes: int, now: float, is_repeatable: bool = False) -> None:
+    def begins(
+        self,
+        name: str,
+        pages: Iterable[int],
+        new_bytes: int,
+        now: float,
+        is_repeatable: bool = False,
+        work: Work | None = None,
+    ) -> None:
         """An operation begins on ``pages`` (ids); ``now`` is in seconds of a clock that stands still while copies are
         waited for.
         """
         self._time(now)
         self._began = now
         numbers = tuple(self.numbers[page] for page in pages)
-        self._ops.append(TracedOp(name, numbers, (), (), new_bytes, 0.0, is_repeatable))
+        self._ops.append(TracedOp(name, numbers, (), (), new_bytes, 0.0, is_repeatable, work))
+
+    def found(self, page: Living) -> None:
+        """It has been there since before the step, though nobody said so."""
+        if page.id not in self.numbers:
+            self._add(page, born=-1)
+
+    def small(self) -> None:
+        """An operation that used no page: one more kernel of the operation before it."""
+        if self._ops and (work := self._ops[-1].work) is not None:
+            self._ops[-1] = self._ops[-1]._replace(work=work._replace(launches=work.launches + 1))
 
     def created(self, page: Living) -> None:
         """By the operation that runs, or ran last."""

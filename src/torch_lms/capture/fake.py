@@ -1,0 +1,333 @@
+"""A step traced on tensors without bytes: what it would do, and to which pages, before it is ever run."""
+
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_lms.capture.registry import Entry, Registry, storage_nbytes
+from torch_lms.capture.schema import OpInfo, describe
+from torch_lms.capture.tensors import tensors_within, untyped_storage
+from torch_lms.capture.work import work_of
+from torch_lms.errors import UnsupportedError, UsageError
+from torch_lms.trace import Living, Recorder, Trace
+from torch_lms.units import parse_bytes
+
+Loss = Callable[[Any], torch.Tensor]
+NewOptimizer = Callable[..., torch.optim.Optimizer]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_NOT_KNOWN = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+_DEVICES = ("cpu", "cuda")
+
+
+def trace_step(
+    fn_or_module: Callable[..., Any] | torch.nn.Module,
+    inputs: Sequence[Any] = (),
+    optimizer: str | NewOptimizer | torch.optim.Optimizer | None = None,
+    *,
+    loss: Loss | None = None,
+    device: str = "cpu",
+    amp: torch.dtype | None = None,
+    min_size: int | str = "1MiB",
+) -> Trace:
+    """What a step would do, without doing it: nothing is allocated, and no value is computed.
+
+    With ``optimizer`` it is a training step: forward, loss, backward, update, gradients cleared, with the optimizer's
+    state there from the start. Without, it is inference where a module is given; a function is run as it is, twice,
+    and the second time counts, so it may as well train. Modules and tensors among ``inputs`` are replaced by copies
+    without bytes; those that a function brings along are not, so give it its modules as arguments.
+
+    Args:
+        fn_or_module: called with ``inputs``.
+        inputs: tensors, modules, or nests of them.
+        optimizer: the name of one in ``torch.optim``, a class or function that takes the parameters, or an optimizer,
+            of which class and settings are taken.
+        loss: makes a scalar from what ``fn_or_module`` returned; default: the sum of the means of all floating-point
+            tensors there.
+        device: "cpu", or "cuda" for the operations that PyTorch would choose on a GPU.
+        amp: type for autocast, or None.
+        min_size: smaller storages are no pages.
+
+    Returns:
+        The trace; its operations say what work they have to do, and take no time.
+
+    Raises:
+        UsageError: the arguments make no sense, or a module's parameters were not among them.
+        UnsupportedError: the step depends on values, which nobody knows before it runs.
+    """
+    if device not in _DEVICES:
+        raise UsageError(f"device must be one of {', '.join(map(repr, _DEVICES))}; got {device!r}")
+    mode = _mode_of((fn_or_module, inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
+    tracer = _Tracer(parse_bytes(min_size) if isinstance(min_size, str) else min_size)
+    with _explained(), mode, ExitStack() as settings:
+        target, given = without_bytes((fn_or_module, tuple(inputs)), mode)
+        if device == "cuda":
+            settings.enter_context(_AsOnCuda())
+        if amp is not None:
+            settings.enter_context(torch.autocast("cpu", dtype=amp))
+        if optimizer is not None:
+            return _trace_training(tracer, target, given, optimizer, loss, device)
+        if isinstance(target, torch.nn.Module):
+            settings.enter_context(torch.no_grad())
+        else:
+            target(*given)
+        with tracer.recording(tensors_within((target, given))):
+            target(*given)
+        return tracer.trace
+
+
+def _mode_of(values: Any) -> FakeTensorMode | None:
+    """In which the tensors among ``values`` were made that have no bytes already."""
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor | torch.nn.Module)]
+    modes = [tensor.fake_mode for leaf in leaves for tensor in _held_by(leaf) if isinstance(tensor, FakeTensor)]
+    return modes[0] if modes else None
+
+
+def without_bytes(values: Any, mode: FakeTensorMode) -> Any:
+    """Copies of ``values`` in which tensors have no bytes; those that have none already are taken as they are."""
+    leaves, shape = pytree.tree_flatten(values)
+    with FakeCopyMode(mode):
+        copied: dict[int, Any] = {}
+        return pytree.tree_unflatten([_without_bytes(leaf, copied) for leaf in leaves], shape)
+
+
+def _without_bytes(leaf: Any, copied: dict[int, Any]) -> Any:
+    if not isinstance(leaf, torch.Tensor | torch.nn.Module):
+        return leaf
+    held = _held_by(leaf)
+    if held and all(isinstance(tensor, FakeTensor) for tensor in held):
+        return leaf
+    if id(leaf) not in copied:
+        copied[id(leaf)] = deepcopy(leaf)
+    return copied[id(leaf)]
+
+
+def _held_by(leaf: Any) -> list[torch.Tensor]:
+    """Itself, or the parameters and buffers of a module."""
+    return [*leaf.parameters(), *leaf.buffers()] if isinstance(leaf, torch.nn.Module) else [leaf]
+
+
+def _trace_training(
+    tracer: "_Tracer",
+    target: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    optimizer: str | NewOptimizer | torch.optim.Optimizer,
+    loss: Loss | None,
+    device: str,
+) -> Trace:
+    leaves = pytree.tree_leaves((target, inputs))
+    modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    parameters = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
+    if not parameters:
+        raise UsageError("a training step needs parameters: expected a module, or a function with a module in inputs")
+    update = _new_optimizer(optimizer, parameters, device)
+    for parameter in parameters:  # a first update, in which the optimizer makes its state
+        parameter.grad = torch.zeros_like(parameter)
+    update.step()
+    update.zero_grad()
+    state = [value for state in update.state.values() for value in state.values()]
+    held = [tensor for leaf in leaves if isinstance(leaf, torch.Tensor | torch.nn.Module) for tensor in _held_by(leaf)]
+    with tracer.recording([*held, *state]):
+        result = (loss or _mean)(target(*inputs))
+        if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
+            raise UsageError(f"the loss must be a scalar tensor that requires gradients; got {_shown(result)}")
+        result.backward()
+        del result
+        update.step()
+        update.zero_grad()
+    return tracer.trace
+
+
+def _mean(outputs: Any) -> torch.Tensor:
+    means = [leaf.mean() for leaf in pytree.tree_leaves(outputs) if _is_floating(leaf)]
+    if not means:
+        raise UsageError(f"expected floating-point tensors to make a loss of, or loss=; got {_shown(outputs)}")
+    return torch.stack([mean.float() for mean in means]).sum()
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, type {value.dtype}, requires_grad={value.requires_grad}"
+    return type(value).__name__
+
+
+def _new_optimizer(
+    given: str | NewOptimizer | torch.optim.Optimizer, parameters: list[torch.nn.Parameter], device: str
+) -> torch.optim.Optimizer:
+    """On ``parameters``. On a GPU PyTorch prefers operations on lists."""
+    settings: dict[str, Any] = {}
+    make: Any = given
+    if isinstance(given, str):
+        known = {name.lower(): kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
+        make = known.get(given.lower())
+        if make is None or not issubclass(make, torch.optim.Optimizer):
+            names = ", ".join(sorted(n for n, k in known.items() if issubclass(k, torch.optim.Optimizer)))
+            raise UsageError(f"optimizer must be one of torch.optim, any case ({names}); got {given!r}")
+    elif isinstance(given, torch.optim.Optimizer):
+        make, settings = type(given), dict(given.defaults)
+    if make is torch.optim.SGD and isinstance(given, str):
+        settings = {"lr": 0.01, "momentum": 0.9}
+    made: torch.optim.Optimizer = make(parameters, **settings)
+    for group in made.param_groups if device == "cuda" else ():
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    return made
+
+
+class _Tracer(TorchDispatchMode):
+    """Writes down what operations do to pages."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, min_size: int) -> None:
+        super().__init__()
+        self._min_size = max(1, min_size)
+        self._registry = Registry()
+        self._recorder: Recorder | None = None
+        self._unit = object()
+        self.trace = Trace((), ())
+
+    @contextmanager
+    def recording(self, living: Iterable[Any]) -> Iterator[None]:
+        """What is done inside becomes ``trace``. ``living``: the tensors that are there from the start."""
+        storages = {
+            id(s): s for tensor in living if isinstance(tensor, torch.Tensor) for s in [untyped_storage(tensor)]
+        }
+        self._recorder = Recorder(())
+        pages = [entry for storage in storages.values() if (entry := self._entry(storage)) is not None]
+        self._recorder = Recorder(Living(entry.page, entry.nbytes) for entry in pages)
+        with self:
+            yield
+        self._bury()
+        self.trace = self._recorder.finish(0.0)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func`` on tensors without bytes, and write it down."""
+        kwargs = kwargs or {}
+        if getattr(func, "namespace", "") in ("prim", "profiler"):
+            return func(*args, **kwargs)
+        info = describe(func)
+        if info.composite:
+            with self:
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+        _refuse_strangers(args, kwargs)
+        if info.view:
+            return func(*args, **kwargs)
+        self._bury()
+        return self._recorded(info, func, args, kwargs)
+
+    def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._recorder is not None
+        used = self._pages((args, kwargs))
+        result = func(*args, **kwargs)
+        made = [page for page in self._pages(result) if page not in used]
+        if not used and not made:
+            self._recorder.small()
+            return result
+        work = work_of(info, func, args, kwargs, result)
+        new_bytes = sum(page.nbytes for page in made)
+        for page in used:
+            self._recorder.found(Living(page.page, page.nbytes))
+        self._recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
+        for page in made:
+            self._recorder.created(Living(page.page, page.nbytes))
+        self._recorder.wrote(page.page for page in self._pages(info.written_args(args, kwargs)))
+        return result
+
+    def _pages(self, values: Any) -> list[Entry]:
+        """Of the tensors among ``values``, each once."""
+        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        return list(dict.fromkeys(e for t in tensors if (e := self._entry(untyped_storage(t))) is not None))
+
+    def _entry(self, storage: torch.UntypedStorage) -> Entry | None:
+        entry = self._registry.find(storage)
+        if entry is None and storage_nbytes(storage) >= self._min_size:
+            return self._registry.add(storage, self._unit)
+        return entry
+
+    def _bury(self) -> None:
+        assert self._recorder is not None
+        for entry in self._registry.dead():
+            self._recorder.died(entry.page)
+
+
+class _AsOnCuda(TorchFunctionMode):
+    """What composite functions call depends on the device: has them call what they would on a GPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Dropout there keeps a mask of bytes; attention with dropout has a kernel of its own."""
+        given = dict(kwargs or {})
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **given)
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query, key, value, mask, *rest = (*args, given.pop("attn_mask", None))
+            given.pop("dropout_p", None)
+            return func(query, key, value, mask, 0.0, *rest[1:], **given)
+        return func(*args, **given)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not training or not 0 < p < 1 or inplace:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _refuse_strangers(args: Any, kwargs: Any) -> None:
+    for leaf in pytree.arg_tree_leaves(*args, **kwargs):
+        if isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, FakeTensor):
+            raise UsageError(
+                "expected all modules in `fn_or_module` or `inputs`; got a function that uses a parameter of shape "
+                f"{tuple(leaf.shape)} from elsewhere: pass its module as an argument"
+            )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except _NOT_KNOWN as error:
+        raise UnsupportedError(
+            f"the step depends on values, which are not known before it runs ({error}), {_place_of(error)}. Trace a "
+            f"part that does not, or record a step while it runs: torch-lms run --trace FILE"
+        ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Where the program was, outside of PyTorch and of ourselves."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if f"{os.sep}torch{os.sep}" not in frame.filename and f"{os.sep}torch_lms{os.sep}" not in frame.filename
+    ]
+    return f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else "in a module of PyTorch's own"

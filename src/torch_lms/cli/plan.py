@@ -1,0 +1,132 @@
+"""``torch-lms plan``: will it fit, and how fast? Nothing is allocated, and nothing runs but the simulator."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.cli.plan_answer import CHECKPOINT, Question, answer, largest
+from torch_lms.cli.plan_report import show
+from torch_lms.cli.plan_target import AMP, Setting, find, workload_names
+from torch_lms.errors import UsageError
+from torch_lms.machine import Calibration, Machine, calibration_for, load, names
+from torch_lms.planner import POLICIES
+from torch_lms.units import parse_bytes
+
+THIS = "this"
+
+
+@click.command()
+@click.argument("target", required=False)
+@click.option("--size", type=click.IntRange(1), help="Length of a side (default: the workload's own).")
+@click.option("--batch", type=click.IntRange(1), help="Of one step, over all --gpus (default: the workload's own).")
+@click.option("--output-stride", type=int, help="Of deeplabv3plus: 8 or 16.")
+@click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="An option of the workload. Repeatable.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Of the model.")
+@click.option("--amp", type=click.Choice(list(AMP)), default="no", show_default=True, help="Autocast.")
+@click.option("--optimizer", help="Of torch.optim, any case (default: the workload's own, or sgd).")
+@click.option("--inference", is_flag=True, help="Forward only.")
+@click.option(
+    "--machine",
+    "machines",
+    default=THIS,
+    show_default=True,
+    help=f"Names, with commas between, or a file that ends in .toml. Known: {THIS}, {', '.join(names())}.",
+)
+@click.option("--limit", help="Of the device's memory: bytes, or as in 12GB, 11.5GiB, 80%.")
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="Ranks of data-parallel training.")
+@click.option("--policy", type=click.Choice([*POLICIES, CHECKPOINT]), default="planned", show_default=True)
+@click.option("--max", "what", type=click.Choice(["size", "batch"]), help="Find the largest that fits.")
+@click.option("--epochs", type=click.IntRange(1), help="With --samples: the hours in all.")
+@click.option("--samples", type=click.IntRange(1), help="Of the data set.")
+@click.option("--compare", is_flag=True, help="Set machines side by side, the fastest first.")
+@json_option
+def command(
+    target: str | None,
+    options: Sequence[str],
+    output_stride: int | None,
+    machines: str,
+    limit: str | None,
+    what: str | None,
+    epochs: int | None,
+    samples: int | None,
+    compare: bool,
+    json_to: JsonTarget | None,
+    **asked: Any,
+) -> None:
+    """Will TARGET fit, and how fast is it? TARGET is a workload's name, module:function, or file.py:function.
+
+    The function takes any of the keywords size, batch and options of its own, and returns (model, inputs) or
+    (model, inputs, loss). Nothing is allocated: the step is traced on tensors without bytes, and simulated.
+    """
+    if target is None:
+        raise click.UsageError(f"expected a TARGET: one of {', '.join(workload_names())}, or module:function")
+    if (epochs is None) != (samples is None):
+        raise click.UsageError("--epochs and --samples belong together")
+    chosen = dict(map(_option, options)) | ({} if output_stride is None else {"output_stride": output_stride})
+    console, function = people_console(json_to), find(target)
+    answers = []
+    for name in machines.split(","):
+        with console.status(f"{target} on {name}"):
+            machine, calibration = _machine(name)
+            usable = machine.accelerator.usable_bytes
+            question = Question(
+                target,
+                function,
+                _setting(machine, chosen, asked),
+                asked["policy"],
+                None if limit is None else parse_bytes(limit, name="--limit", whole=usable),
+            )
+            found = answer(question, machine, calibration)
+            if what is not None:
+                found = largest(question, what, machine, calibration)
+            answers.append(found if epochs is None or samples is None else found.lasting(epochs, samples))
+    if compare:
+        answers.sort(key=lambda answer: (not answer.forecast.fits_with, answer.forecast.step_s))
+    show(console, target, answers)
+    if json_to is not None:
+        write_json([answer.plain() for answer in answers], json_to)
+
+
+def _setting(machine: Machine, options: dict[str, Any], asked: dict[str, Any]) -> Setting:
+    return Setting(
+        size=asked["size"],
+        batch=asked["batch"],
+        options=options,
+        optimizer=asked["optimizer"],
+        amp=asked["amp"],
+        dtype=asked["dtype"],
+        is_inference=asked["inference"],
+        checkpoints=asked["policy"] == CHECKPOINT,
+        device="cpu" if machine.link is None else "cuda",
+        gpus=asked["gpus"],
+    )
+
+
+def _machine(name: str) -> tuple[Machine, Calibration]:
+    if name != THIS:
+        machine = load(name)
+        return machine, calibration_for(machine.accelerator)
+    from torch_lms.runtime.calibrate import this_machine
+
+    return this_machine()
+
+
+def _option(given: str) -> tuple[str, Any]:
+    name, is_there, value = given.partition("=")
+    if not is_there or not name:
+        raise UsageError(f"--set takes NAME=VALUE; got {given!r}")
+    return name.replace("-", "_"), _value(value)
+
+
+def _value(text: str) -> Any:
+    """Numbers and truth values as such."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,206 @@
+"""Answers to `torch-lms plan`: a forecast for a step as asked for, or for the largest that fits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from torch_lms.cli.plan_target import Setting, Target, Traced, trace
+from torch_lms.errors import UsageError
+from torch_lms.machine import Calibration, Machine
+from torch_lms.planner import Forecast, forecast, need_of
+from torch_lms.trace import demand_curve
+
+CHECKPOINT = "checkpoint"
+"""A policy that changes the step itself: blocks are checkpointed, and nothing moves."""
+
+_PRECISION = 0.01
+"""Of the largest size or batch, where finer steps are possible."""
+
+_MOST_TRIES = 40
+
+
+@dataclass(frozen=True)
+class Question:
+    """About one target.
+
+    Attributes:
+        name: of the target.
+        target: itself.
+        setting: of the step.
+        policy: one of the planner's, or ``CHECKPOINT``.
+        limit: bytes, or None for what the device has.
+    """
+
+    name: str
+    target: Target
+    setting: Setting
+    policy: str
+    limit: int | None
+
+    def traced(self) -> Traced:
+        """The step."""
+        return trace(self.name, self.target, self.setting)
+
+
+@dataclass(frozen=True)
+class Largest:
+    """How large ``what`` ("size" or "batch") can be."""
+
+    what: str
+    without: int
+    with_lms: int
+
+    @property
+    def factor(self) -> float | None:
+        """With LMS over without."""
+        return self.with_lms / self.without if self.without else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A forecast, and what it is of.
+
+    Attributes:
+        setting: as asked for, or at the largest that fits.
+        forecast: for one machine.
+        traced: the step.
+        largest: if that was asked for.
+        epoch_s: seconds of an epoch, if its samples are known.
+        total_h: hours of all epochs.
+    """
+
+    setting: Setting
+    forecast: Forecast
+    traced: Traced
+    largest: Largest | None = None
+    epoch_s: float | None = None
+    total_h: float | None = None
+
+    def lasting(self, epochs: int, samples: int) -> "Answer":
+        """The same, with the hours in all."""
+        steps = samples / (self.traced.samples * self.setting.gpus)
+        epoch_s = steps * self.forecast.step_s
+        return replace(self, epoch_s=epoch_s, total_h=epochs * epoch_s / 3600)
+
+    def plain(self) -> dict[str, Any]:
+        """For programs."""
+        found = {f.name: getattr(self.forecast, f.name) for f in fields(Forecast) if f.name != "timeline"}
+        if self.largest is not None:
+            found |= {"max_without": self.largest.without, "max_with": self.largest.with_lms}
+            found |= {"factor": self.largest.factor}
+        if self.epoch_s is not None:
+            found |= {"epoch_s": self.epoch_s, "total_h": self.total_h}
+        return found
+
+
+def answer(question: Question, machine: Machine, calibration: Calibration) -> Answer:
+    """For one machine."""
+    return _answer(question, question.traced(), machine, calibration)
+
+
+def _answer(question: Question, traced: Traced, machine: Machine, calibration: Calibration) -> Answer:
+    found = forecast(
+        traced.trace,
+        machine,
+        calibration,
+        items=traced.items,
+        policy="none" if question.policy == CHECKPOINT else question.policy,
+        gpus=question.setting.gpus,
+        limit=question.limit,
+        gradient_bytes=traced.gradient_bytes,
+    )
+    return Answer(question.setting, replace(found, policy=question.policy), traced)
+
+
+def largest(question: Question, what: str, machine: Machine, calibration: Calibration) -> Answer:
+    """The largest "size" or "batch" that fits without LMS, and with it; the forecast is for the latter.
+
+    Raises:
+        UsageError: not even the least fits, or the target takes no such keyword.
+    """
+    search = _Search(question, what, machine)
+    without = search.run(lambda traced: _fits_without(traced, machine, question.setting.gpus))
+    with_lms = search.run(lambda traced: _fits_with(traced, machine, question.setting.gpus))
+    if not with_lms:
+        raise UsageError(
+            f"{question.name} does not fit on {machine.name} at any {what}: even {search.least} needs more than "
+            f"{machine.accelerator.name} has"
+        )
+    at = search.at(with_lms)
+    found = _answer(at, search.traced(with_lms), machine, calibration)
+    return replace(found, largest=Largest(what, without, with_lms))
+
+
+def _fits_without(traced: Traced, machine: Machine, gpus: int) -> bool:
+    buckets = traced.gradient_bytes if gpus > 1 else 0
+    return need_of(traced.trace, buckets).stock <= machine.accelerator.usable_bytes
+
+
+def _fits_with(traced: Traced, machine: Machine, gpus: int) -> bool:
+    """The largest operation fits on the device, and the rest below it."""
+    buckets = traced.gradient_bytes if gpus > 1 else 0
+    usable = machine.accelerator.usable_bytes
+    below = (machine.host_bytes if machine.link is not None else 0) + (machine.disk.nbytes if machine.disk else 0)
+    away = max(0, demand_curve(traced.trace).demand_bytes - usable)
+    return need_of(traced.trace, buckets).largest_op <= usable and away <= 0.9 * below / gpus
+
+
+class _Search:
+    """By size or batch. What a step needs grows with it; every step is traced once."""
+
+    def __init__(self, question: Question, what: str, machine: Machine) -> None:
+        self._question, self._what = question, what
+        self._known: dict[int, Traced | None] = {}
+        default = getattr(question.setting, what) or getattr(question.target, what, None)
+        if default is None:
+            raise UsageError(f"--max {what} needs a --{what} to begin with: {question.name} has none of its own")
+        self._step = question.setting.gpus if what == "batch" else self._granule(default)
+        self.least = self._step
+
+    def _granule(self, size: int) -> int:
+        """What sizes must be a multiple of, where the target says so."""
+        bounds = getattr(self._question.target, "bounds", None)
+        if bounds is None:
+            return 1
+        chosen = self._question.target.chosen(self._question.setting.options)  # type: ignore[attr-defined]
+        return int(bounds(chosen).multiple)
+
+    def at(self, value: int) -> Question:
+        """The question for that size or batch."""
+        setting = self._question.setting
+        changed = replace(setting, size=value) if self._what == "size" else replace(setting, batch=value)
+        return replace(self._question, setting=changed)
+
+    def traced(self, value: int) -> Traced:
+        found = self._try(value)
+        assert found is not None
+        return found
+
+    def _try(self, value: int) -> Traced | None:
+        """None: the target refuses so small a one."""
+        if value not in self._known:
+            try:
+                self._known[value] = self.at(value).traced()
+            except UsageError:
+                if not any(self._known.values()) and value > self._step * 64:
+                    raise
+                self._known[value] = None
+        return self._known[value]
+
+    def run(self, fits: Callable[[Traced], bool]) -> int:
+        """The largest multiple of the granule that fits, to a hundredth; 0 if none does."""
+        step = self._step
+        start = getattr(self._question.setting, self._what) or getattr(self._question.target, self._what)
+        low, high = 0, 0  # low fits, high does not
+        value = max(step, start // step * step)
+        for _ in range(_MOST_TRIES):
+            found = self._try(value)
+            if found is not None and fits(found):
+                low = value
+            else:
+                high = value
+            if high and high - low <= max(step, int(low * _PRECISION) // step * step):
+                return low
+            value = (low * 2 if not high else (low + high) // 2) // step * step
+            value = min(max(value, low + step), high - step) if high else value
+        return low

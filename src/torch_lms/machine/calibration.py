@@ -1,0 +1,119 @@
+"""What share of its peaks a processor reaches, by the kind of operation: measured, or assumed."""
+
+import json
+import math
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch_lms.errors import UsageError
+from torch_lms.machine.model import Accelerator
+
+KINDS = ("matrix", "convolution", "depthwise", "normalization", "elementwise", "copy")
+"""Of operations."""
+
+_FOLDER = "calibrations"
+_SHIPPED = "torch_lms.machine.calibrations"
+
+
+class Efficiency(NamedTuple):
+    """Shares of the peaks that operations of a kind reach: of the arithmetic, and of the memory's speed."""
+
+    flops: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of one processor.
+
+    Attributes:
+        accelerator: its name; "" if it is for any.
+        efficiencies: by kind.
+        error: the median relative error of the times that it predicts, if it was checked; a guess where it was not.
+        source: where the figures come from.
+    """
+
+    accelerator: str
+    efficiencies: Mapping[str, Efficiency]
+    error: float
+    source: str
+
+    def __post_init__(self) -> None:
+        missing = [kind for kind in KINDS if kind not in self.efficiencies]
+        if missing:
+            raise UsageError(f"a calibration needs the kinds {', '.join(KINDS)}; missing: {', '.join(missing)}")
+        for kind, shares in self.efficiencies.items():
+            if not all(0 < share < math.inf for share in shares):
+                raise UsageError(f"{kind}: shares must be positive numbers; got {tuple(shares)}")
+
+
+def config_dir() -> Path:
+    """Where the user's own machines and calibrations are kept."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "torch-lms"
+
+
+def calibration_for(accelerator: Accelerator) -> Calibration:
+    """The user's own for that processor, else the one that is shipped, else the default one.
+
+    Raises:
+        UsageError: there is a file, but it cannot be read.
+    """
+    name = f"{_slug(accelerator.name)}.toml"
+    own = config_dir() / _FOLDER / name
+    if own.is_file():
+        return _read(own.read_text(encoding="utf-8"), str(own))
+    shipped = resources.files(_SHIPPED)
+    found = shipped / name
+    text = (found if found.is_file() else shipped / "default.toml").read_text(encoding="utf-8")
+    return _read(text, found.name)
+
+
+def save_calibration(calibration: Calibration) -> Path:
+    """Write it to the user's own; the file.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    path = config_dir() / _FOLDER / f"{_slug(calibration.accelerator)}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_text(calibration), encoding="utf-8")
+    return path
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _text(calibration: Calibration) -> str:
+    lines = [
+        f"accelerator = {_quoted(calibration.accelerator)}",
+        f"error = {calibration.error:.3g}",
+        f"source = {_quoted(calibration.source)}",
+    ]
+    for kind, shares in calibration.efficiencies.items():
+        lines += ["", f"[efficiencies.{kind}]", f"flops = {shares.flops:.4g}", f"memory = {shares.memory:.4g}"]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)  # its escapes are TOML's, too
+
+
+def _read(text: str, where: str) -> Calibration:
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+        shares = {kind: Efficiency(**values) for kind, values in table["efficiencies"].items()}
+        return Calibration(table["accelerator"], shares, float(table["error"]), table["source"])
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{where}: expected a calibration as `torch-lms doctor --calibrate` writes it; got {error!r}. "
+            f"Calibrate anew, or delete the file"
+        ) from error

@@ -1,0 +1,320 @@
+"""One walk over the operations: whenever room is short, the page leaves that is cheapest to be without."""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+
+from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.remakes import Makers
+from torch_lms.policy import Remade
+from torch_lms.trace import Trace
+
+_LEAST_S = 1e-9
+"""Between an operation and the next."""
+
+
+class Speeds(NamedTuple):
+    """Of the link, bytes per second."""
+
+    out: float
+    back: float
+
+
+class Choice(NamedTuple):
+    """When pages are away: moved, or dropped and made again."""
+
+    moved: list[Gap]
+    dropped: list[tuple[Gap, Remade]]
+
+
+class Rules(NamedTuple):
+    """What it costs to be without a page.
+
+    Attributes:
+        price: of a second of the link, in seconds of computing. The higher, the more is made again.
+        is_punctual: whether it counts that a copy would not be done in time.
+        counts_inputs: whether it counts that what a page is made from may have left by then.
+    """
+
+    price: float
+    is_punctual: bool = True
+    counts_inputs: bool = False
+
+
+class Walker:
+    """Walks along ``trace`` under ``limit``. What holds at any price is found out once.
+
+    Args:
+        trace: the step, which follows its like.
+        limit: bytes that its pages may occupy; more while an operation's own pages exceed it.
+        speeds: of the link.
+    """
+
+    def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
+        self.trace, self.limit, self.speeds = trace, limit, speeds
+        self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
+        self.before = {page.becomes: number for number, page in enumerate(trace.pages) if page.becomes >= 0}
+        self.gaps = {(gap.page, gap.after): gap for gap in gaps_of(trace)}
+        makers = Makers(trace)
+        found = {gap: makers.program(gap) for gap in self.gaps.values()}
+        self.programs = {gap: program for gap, program in found.items() if program is not None}
+        self._seconds = {
+            program.ops: sum(trace.ops[op].seconds for op in program.ops) for program in self.programs.values()
+        }
+        self.deaths: list[list[int]] = [[] for _ in trace.ops]
+        for number, page in enumerate(trace.pages):
+            if page.dead < len(trace.ops):
+                self.deaths[max(0, page.dead)].append(number)
+
+    def walk(self, rules: Rules) -> Choice:
+        """The pages to be without, by ``rules``."""
+        walk = _Walk(self, rules)
+        walk.step()
+        walk.step()
+        return walk.choice()
+
+    def seconds(self, program: Remade) -> float:
+        """That it takes to run."""
+        return self._seconds[program.ops]
+
+
+@dataclass(slots=True)
+class _Absence:
+    """A page is not on the device, since ``gap`` began."""
+
+    gap: Gap
+    program: Remade | None
+
+
+class _Walk:
+    """Step after step."""
+
+    def __init__(self, given: Walker, rules: Rules) -> None:
+        self._given, self._trace, self._pages, self._rules = given, given.trace, given.trace.pages, rules
+        self._resident = {number for number, page in enumerate(self._pages) if page.born < 0}
+        self._held = sum(self._pages[number].nbytes for number in self._resident)
+        self._away: dict[int, _Absence] = {}
+        self._clean: set[int] = set()
+        self._last: dict[int, int] = {}
+        self._position, self._late_s, self._out_free_s = 0, 0.0, 0.0
+        self._gaps: dict[tuple[int, int], tuple[Gap | None, Remade | None]] = {}
+        self._moved: list[Gap] = []
+        self._dropped: list[tuple[Gap, Remade]] = []
+
+    def step(self) -> None:
+        """One more."""
+        self._moved, self._dropped = [], []
+        for position, op in enumerate(self._trace.ops):
+            self._position = position
+            pinned = set(op.pages)
+            for page in op.pages:
+                self._bring(page, pinned)
+            self._make_room(op.new_bytes, pinned)
+            for page in op.creates:
+                self._resident.add(page)
+                self._held += self._pages[page].nbytes
+            self._clean.difference_update(op.writes)
+            for page in (*op.pages, *op.creates):
+                self._last[page] = position
+            for page in self._given.deaths[position]:
+                self._die(page)
+        self._end()
+
+    def choice(self) -> Choice:
+        """Of the last step."""
+        still_away = [absence.gap for absence in self._away.values()]
+        found = {(gap.page, gap.after): gap for gap in (*still_away, *self._moved)}
+        return Choice(list(found.values()), self._dropped)
+
+    def _end(self) -> None:
+        """Pages that live on have other numbers in the next step."""
+        for page in [page for page in (*self._resident, *self._away) if self._pages[page].becomes < 0]:
+            self._die(page)
+        heirs = {number: page.becomes for number, page in enumerate(self._pages)}
+        self._resident = {heirs[page] for page in self._resident}
+        self._away = {heirs[page]: absence for page, absence in self._away.items()}
+        self._clean = {heirs[page] for page in self._clean if heirs[page] >= 0}
+        self._last.clear()
+        self._out_free_s -= self._given.starts[-1] + self._late_s
+        self._late_s = 0.0
+
+    def _die(self, page: int) -> None:
+        if page in self._resident:
+            self._resident.remove(page)
+            self._held -= self._pages[page].nbytes
+        elif page in self._away:
+            self._return(page, before=-1)
+        self._clean.discard(page)
+
+    # -- being back --------------------------------------------------------------------------------------------------
+
+    def _bring(self, page: int, pinned: set[int]) -> None:
+        """Have ``page`` on the device, and before that what it is made from, as the pager does it."""
+        chain = [page] if page in self._away else []
+        while chain:
+            made = chain[-1]
+            if made not in self._away:
+                chain.pop()
+                continue
+            program = self._away[made].program
+            missing = [other for other in program.inputs if other in self._away] if program is not None else []
+            if missing:
+                chain.append(missing[0])
+                continue
+            held = {other for one in chain if (p := self._away[one].program) is not None for other in p.inputs}
+            self._have(chain.pop(), program, pinned | held)
+
+    def _have(self, page: int, program: Remade | None, pinned: set[int]) -> None:
+        nbytes = self._pages[page].nbytes
+        if program is None:
+            self._make_room(nbytes, pinned)
+            self._clean.add(page)
+        else:
+            self._make_room(nbytes + program.extra_bytes, pinned)
+            self._late_s += self._given.seconds(program)
+        self._return(page, before=self._position)
+        self._resident.add(page)
+        self._held += nbytes
+        self._last[page] = self._position
+
+    def _return(self, page: int, before: int) -> None:
+        """Note how long ``page`` was away."""
+        absence = self._away.pop(page)
+        gap = absence.gap
+        if before >= 0 and before != gap.before:
+            gap = replace(gap, before=before, spans=_until(gap, before))
+        if not gap.spans:
+            return
+        if absence.program is None:
+            self._moved.append(gap)
+        else:
+            self._dropped.append((gap, absence.program._replace(after=gap.after, before=before)))
+
+    # -- leaving -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, nbytes: int, pinned: set[int]) -> None:
+        """For ``nbytes`` more, without those of ``pinned``."""
+        while self._held + nbytes > self._given.limit:
+            queue = _Queue(
+                (self._end_s(absence.gap), absence.gap.nbytes)
+                for absence in self._away.values()
+                if absence.program is None
+            )
+            best, least = None, (inf, -1)
+            for page in self._resident - pinned:
+                gap, program = self._gap(page)
+                if gap is None:
+                    continue
+                cost, program = self._cost(page, gap, program, queue)
+                score = cost / (gap.nbytes * max(self._end_s(gap) - self._given.starts[self._position], _LEAST_S))
+                if (score, page) < least:
+                    best, least = (gap, page, program), (score, page)
+            if best is None:
+                return
+            self._leave(*best)
+
+    def _leave(self, gap: Gap, page: int, program: Remade | None) -> None:
+        if program is None and page not in self._clean and not gap.is_copied:
+            self._out_free_s = self._out_at_s(page) + gap.nbytes / self._given.speeds.out
+        self._resident.remove(page)
+        self._held -= gap.nbytes
+        self._clean.discard(page)
+        self._away[page] = _Absence(gap, program)
+
+    def _gap(self, page: int) -> tuple[Gap | None, Remade | None]:
+        """In which ``page`` is now, from when it was last on the device for a reason, and how it can be made again."""
+        last = self._last.get(page, -1)
+        key = page, last
+        found = self._gaps.get(key)
+        if found is None:
+            found = self._gaps[key] = self._find_gap(page, last)
+        return found
+
+    def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Remade | None]:
+        given = self._given
+        exact = given.gaps.get((page, last))
+        if exact is not None:
+            return exact, given.programs.get(exact)
+        uses = self._trace.uses[page]
+        number = bisect_right(uses, last) - 1
+        is_heir = number < 0
+        if is_heir:  # the gap began in the step before
+            older = given.before.get(page, -1)
+            used = self._trace.uses[older] if older >= 0 else ()
+            around = given.gaps.get((older, used[-1])) if used else None
+        else:
+            around = given.gaps.get((page, uses[number]))
+        if around is None or last < 0:
+            return around, None
+        left = tuple((max(first, last + 1), end) for first, end in around.spans[-is_heir:] if end > last)
+        gap = replace(around, page=page, after=last, spans=left) if left else None
+        return gap, given.programs.get(around)
+
+    def _cost(self, page: int, gap: Gap, program: Remade | None, queue: "_Queue") -> tuple[float, Remade | None]:
+        """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
+        speeds, is_copied = self._given.speeds, page in self._clean or gap.is_copied
+        out_s = 0.0 if is_copied else gap.nbytes / speeds.out
+        back_s = gap.nbytes / speeds.back if gap.before >= 0 else 0.0
+        move_s = self._rules.price * (out_s + back_s)
+        if self._rules.is_punctual:
+            move_s += max(0.0, self._out_at_s(page) + out_s - self._now_s) if out_s else 0.0
+            if back_s:
+                end_s = self._end_s(gap)
+                waiting_s = (queue.nbytes_until(end_s) + gap.nbytes) / speeds.back
+                move_s += max(0.0, waiting_s - (end_s - self._given.starts[self._position]))
+        if program is None:
+            return move_s, None
+        make_s = self._given.seconds(program) + sum(self._again_s(other, gap) for other in program.inputs)
+        return (make_s, program) if make_s < move_s else (move_s, None)
+
+    def _again_s(self, page: int, gap: Gap) -> float:
+        """What it takes to have the input ``page`` back for the end of ``gap``, though it is needed later itself."""
+        absence = self._away.get(page)
+        if absence is not None and absence.program is not None:
+            return self._given.seconds(absence.program) if absence.gap.before > gap.before else 0.0
+        own = absence.gap if absence is not None else self._gap(page)[0] if self._rules.counts_inputs else None
+        if own is None or 0 <= own.before <= gap.before:
+            return 0.0
+        return self._rules.price * own.nbytes / self._given.speeds.back
+
+    @property
+    def _now_s(self) -> float:
+        return self._given.starts[self._position] + self._late_s
+
+    def _out_at_s(self, page: int) -> float:
+        """When a copy of ``page`` could have begun."""
+        starts, last = self._given.starts, self._last.get(page, -1)
+        return max(self._out_free_s, starts[last + 1] if last >= 0 else 0.0)
+
+    def _end_s(self, gap: Gap) -> float:
+        """When ``gap`` ends, counted on into the next step if it does there."""
+        starts = self._given.starts
+        end = gap.spans[-1][1] + 1
+        return starts[end] + (starts[-1] if end <= self._position else 0.0)
+
+
+class _Queue:
+    """What the link has to bring back.
+
+    Args:
+        copies: of each, until when, and its bytes.
+    """
+
+    def __init__(self, copies: Iterable[tuple[float, int]]) -> None:
+        ordered = sorted(copies)
+        self._ends = [end_s for end_s, _ in ordered]
+        self._sums = list(accumulate((nbytes for _, nbytes in ordered), initial=0))
+
+    def nbytes_until(self, end_s: float) -> int:
+        """By then."""
+        return self._sums[bisect_right(self._ends, end_s)]
+
+
+def _until(gap: Gap, before: int) -> tuple[tuple[int, int], ...]:
+    """The spans of ``gap`` if it ends before ``before``."""
+    if len(gap.spans) == 2 and before <= gap.spans[1][1]:
+        return gap.spans[0], *(((0, before - 1),) if before else ())
+    return tuple((first, min(last, before - 1)) for first, last in gap.spans if first < before)

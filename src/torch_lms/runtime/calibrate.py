@@ -1,0 +1,339 @@
+"""What this machine reaches, measured by steps of small networks, operation by operation."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_lms.capture.schema import describe
+from torch_lms.capture.work import work_of
+from torch_lms.errors import UsageError
+from torch_lms.machine import (
+    KINDS,
+    Accelerator,
+    Calibration,
+    Disk,
+    Efficiency,
+    Link,
+    Machine,
+    calibration_for,
+    config_dir,
+    load,
+    save_calibration,
+    text_of,
+)
+from torch_lms.runtime.probe import probe
+from torch_lms.sim.cost import seconds
+from torch_lms.trace import Work
+
+_FILE = "this.toml"
+_REPEATS = 3
+_DENSE, _SPARSE = 1.0, 0.25
+"""Arithmetic for a byte, in shares of what the processor has for one: above it arithmetic binds, below it memory."""
+
+_GUESS = Efficiency(0.5, 0.7)
+"""Where no operation told."""
+
+_RESERVED_ON_CPU = 512 << 20
+"""Of the interpreter and PyTorch themselves."""
+
+
+def this_machine() -> tuple[Machine, Calibration]:
+    """As measured before.
+
+    Raises:
+        UsageError: it was not.
+    """
+    path = config_dir() / _FILE
+    if not path.is_file():
+        raise UsageError("this machine was not measured yet: run `torch-lms doctor --calibrate`, or name another")
+    machine = load(path)
+    return machine, calibration_for(machine.accelerator)
+
+
+def calibrate(spill_dir: Path | None = None) -> tuple[Machine, Calibration, Path]:
+    """Measure this machine, and keep the figures; takes a minute.
+
+    Returns:
+        The machine, what it reaches, and the file in which that is kept.
+    """
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    machine = _machine(device, spill_dir)
+    measured = [_measured(make, device) for make in _STEPS]
+    efficiencies = _fitted([sample for step in measured for sample in step.samples], machine.accelerator)
+    error = _error(measured, machine.accelerator, efficiencies)
+    calibration = Calibration(machine.accelerator.name, efficiencies, error, f"measured, torch {torch.__version__}")
+    path = save_calibration(calibration)
+    (config_dir() / _FILE).write_text(text_of(machine), encoding="utf-8")
+    return machine, calibration, path
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+
+
+def _machine(device: torch.device, spill_dir: Path | None) -> Machine:
+    found = probe(spill_dir)
+    speeds = {link.name: link.bytes_per_s for link in found.links if link.bytes_per_s is not None}
+    copy_bytes_per_s = speeds["memory copy"]
+    disk = None
+    if {"disk write", "disk read"} <= speeds.keys():
+        disk = Disk(speeds["disk write"], speeds["disk read"], found.spill.free_bytes)
+    is_cpu = device.type == "cpu"
+    return Machine(
+        name="this",
+        title=f"this machine, {found.processor.model}",
+        gpus=1 if is_cpu else torch.accelerator.device_count(),
+        accelerator=_accelerator(device, found.processor.model, found.memory.binding()[1], copy_bytes_per_s),
+        link=None if is_cpu else _link(speeds),
+        switch=None,
+        sockets=1,
+        host_bytes=found.memory.total,
+        host_bytes_per_s=2 * copy_bytes_per_s,
+        peer_bytes_per_s=None,
+        far_peer_bytes_per_s=None,
+        disk=disk,
+    )
+
+
+def _accelerator(device: torch.device, processor: str, free_bytes: int, copy_bytes_per_s: float) -> Accelerator:
+    if device.type == "cpu":
+        name, total = f"{processor}, {torch.get_num_threads()} threads", free_bytes + _RESERVED_ON_CPU
+        reserved, memory_bytes_per_s = _RESERVED_ON_CPU, 2 * copy_bytes_per_s
+    else:
+        name = torch.cuda.get_device_name(device)
+        free, total = torch.accelerator.get_memory_info(device)
+        reserved = total - free
+        memory_bytes_per_s = 2 * _rate(lambda a: a.clone(), (torch.ones(1 << 28, dtype=torch.uint8, device=device),))
+    flops = {dtype: _product_flop_per_s(dtype, device) for dtype in _DTYPES}
+    return Accelerator(
+        name=name,
+        memory_bytes=total,
+        reserved_bytes=reserved,
+        memory_bytes_per_s=memory_bytes_per_s,
+        fp32_flop_per_s=flops[torch.float32],
+        tf32_flop_per_s=None if device.type == "cpu" else _tf32_flop_per_s(device),
+        fp16_flop_per_s=flops[torch.float16],
+        bf16_flop_per_s=flops[torch.bfloat16],
+        fp64_flop_per_s=flops[torch.float64],
+        launch_s=_launch_s(device),
+    )
+
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def _link(speeds: dict[str, float]) -> Link:
+    to_device, to_host = speeds["host to device"], speeds["device to host"]
+    both = min(max(speeds["both ways at once"], to_device, to_host), to_device + to_host)
+    return Link(max(to_device, to_host), to_device, to_host, both, 10e-6)
+
+
+def _product_flop_per_s(dtype: torch.dtype, device: torch.device) -> float:
+    """Of a product of matrices so large that nothing else counts."""
+    side = 1024 if device.type == "cpu" else 8192
+    given = torch.ones(side, side, dtype=dtype, device=device)
+    return 2 * side**3 * _rate(torch.mm, (given, given)) / given.numel()
+
+
+def _tf32_flop_per_s(device: torch.device) -> float:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return _product_flop_per_s(torch.float32, device)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _rate(operation: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> float:
+    """Elements of the first argument per second; the best of a few, since whatever disturbs makes it slower."""
+    operation(*given)
+    return max(given[0].numel() / _seconds(lambda: operation(*given), given[0].device) for _ in range(_REPEATS))
+
+
+def _seconds(action: Callable[[], object], device: torch.device) -> float:
+    _settle(device)
+    started = time.perf_counter()
+    action()
+    _settle(device)
+    return time.perf_counter() - started
+
+
+def _settle(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def _launch_s(device: torch.device) -> float:
+    """Between two operations of an eager training step on next to nothing."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50))).to(device)
+    given = torch.ones(2, 4, device=device)
+    model(given).sum().backward()
+    with _Stopwatch(device) as stopwatch:
+        model(given).sum().backward()
+    return min(_seconds(lambda: model(given).sum().backward(), device) for _ in range(10)) / len(stopwatch.samples)
+
+
+# -- operations ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A step: its operations, and how long it took when nobody watched."""
+
+    samples: list[tuple[Work, float]]
+    step_s: float
+
+
+class _Stopwatch(TorchDispatchMode):
+    """Times every operation that does something."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self.samples: list[tuple[Work, float]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run ``func``, and note what it had to do and how long that took."""
+        kwargs = kwargs or {}
+        info = describe(func)
+        if info.view or info.composite or info.opaque:
+            return func(*args, **kwargs)
+        _settle(self._device)
+        started = time.perf_counter()
+        result = func(*args, **kwargs)
+        _settle(self._device)
+        elapsed_s = time.perf_counter() - started
+        self.samples.append((work_of(info, func, args, kwargs, result), elapsed_s))
+        return result
+
+
+def _images(scale: int) -> tuple[nn.Module, torch.Tensor]:
+    def block(width: int, out: int, stride: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(width, out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(out, 2 * out, 1, bias=False),
+            nn.BatchNorm2d(2 * out),
+            nn.ReLU(),
+        )
+
+    model = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+        block(64, 64, 1),
+        block(128, 128, 2),
+        block(256, 128, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(256, 1000),
+    )
+    return model, torch.randn(2 * scale, 3, 160, 160)
+
+
+def _separable(scale: int) -> tuple[nn.Module, torch.Tensor]:
+    def block(width: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, groups=width, bias=False),
+            nn.BatchNorm2d(width),
+            nn.Conv2d(width, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+        )
+
+    return nn.Sequential(*(block(96) for _ in range(4))), torch.randn(scale, 96, 96, 96)
+
+
+def _volumes(scale: int) -> tuple[nn.Module, torch.Tensor]:
+    def block(width: int, out: int, stride: int) -> nn.Module:
+        return nn.Sequential(nn.Conv3d(width, out, 3, stride, 1), nn.InstanceNorm3d(out, affine=True), nn.LeakyReLU())
+
+    model = nn.Sequential(
+        block(1, 16, 1), block(16, 16, 1), block(16, 32, 2), block(32, 32, 1), nn.ConvTranspose3d(32, 16, 2, 2)
+    )
+    return model, torch.randn(scale, 1, 48, 48, 48)
+
+
+def _tokens(scale: int) -> tuple[nn.Module, torch.Tensor]:
+    layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True, activation="gelu")
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2 * scale, 256, 256)
+
+
+_STEPS: tuple[Callable[[int], tuple[nn.Module, torch.Tensor]], ...] = (_images, _separable, _volumes, _tokens)
+
+
+def _measured(make: Callable[[int], tuple[nn.Module, torch.Tensor]], device: torch.device) -> _Measured:
+    model, given = make(1 if device.type == "cpu" else 16)
+    model, given = model.to(device), given.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        model(given).float().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    step_s = median(_seconds(step, device) for _ in range(_REPEATS))
+    runs = []
+    for _ in range(_REPEATS):
+        with _Stopwatch(device) as stopwatch:
+            step()
+        runs.append(stopwatch.samples)
+    samples = [(same[0][0], median(seconds for _, seconds in same)) for same in zip(*runs, strict=True)]
+    return _Measured(samples, step_s)
+
+
+# -- shares of the peaks ---------------------------------------------------------------------------------------------
+
+
+def _fitted(samples: list[tuple[Work, float]], accelerator: Accelerator) -> dict[str, Efficiency]:
+    """For each kind, what its operations reached together: of the arithmetic where that bound them, of the memory where
+    that did.
+    """
+    found = {}
+    for kind in KINDS:
+        dense, sparse = _Sum(), _Sum()
+        for work, elapsed_s in samples:
+            if work.kind != kind or elapsed_s < 2 * accelerator.launch_s:
+                continue
+            arithmetic_s = work.flops / accelerator.fp32_flop_per_s
+            memory_s = work.nbytes / accelerator.memory_bytes_per_s
+            if arithmetic_s > _DENSE * memory_s:
+                dense.add(arithmetic_s, elapsed_s)
+            elif arithmetic_s < _SPARSE * memory_s:
+                sparse.add(memory_s, elapsed_s)
+        found[kind] = Efficiency(dense.share or sparse.share or _GUESS.flops, sparse.share or _GUESS.memory)
+    return found
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Of seconds at the peak, and of seconds it took."""
+
+    least_s: float = 0.0
+    elapsed_s: float = 0.0
+
+    def add(self, least_s: float, elapsed_s: float) -> None:
+        self.least_s += least_s
+        self.elapsed_s += elapsed_s
+
+    @property
+    def share(self) -> float:
+        return self.least_s / self.elapsed_s if self.elapsed_s else 0.0
+
+
+def _error(measured: list[_Measured], accelerator: Accelerator, efficiencies: dict[str, Efficiency]) -> float:
+    """Median of the relative errors of whole steps."""
+    calibration = Calibration(accelerator.name, efficiencies, 0.0, "")
+    told = [sum(seconds(work, accelerator, calibration) for work, _ in step.samples) for step in measured]
+    return median(abs(t - step.step_s) / step.step_s for t, step in zip(told, measured, strict=True))

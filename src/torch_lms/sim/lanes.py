@@ -1,0 +1,81 @@
+"""The copies of the modelled machine: who moves what, from when to when."""
+
+from dataclasses import dataclass
+from math import inf
+
+from torch_lms.residency import PageId, Tier
+from torch_lms.timeline import Lane, Span
+
+_OPPOSITE = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeeds:
+    """Bytes per second that one device gets, all others that are at work taken into account.
+
+    Attributes:
+        out: to host memory.
+        back: from there.
+        disk_write, disk_read: of its share of the disk.
+        both: out and back together, while both are busy.
+        latency_s: before the first byte of a copy arrives.
+        is_host_memory: whether the device's memory is the host's, so that the next tier is the disk.
+    """
+
+    out: float
+    back: float
+    disk_write: float
+    disk_read: float
+    both: float = inf
+    latency_s: float = 0.0
+    is_host_memory: bool = False
+
+
+class Lanes:
+    """First come, first served in each lane. Times are seconds of the virtual clock.
+
+    Attributes:
+        spans: copies so far, in the order in which they began.
+        done_s: of each page whose copy has begun and was not taken note of, when it ends.
+    """
+
+    def __init__(self, speeds: LinkSpeeds) -> None:
+        self.spans: list[Span] = []
+        self.done_s: dict[PageId, float] = {}
+        self._speeds = speeds
+        self._free_s = dict.fromkeys(Lane, 0.0)
+
+    def evict(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> None:
+        """A copy down to ``tier`` may begin now."""
+        speeds = self._speeds
+        if speeds.is_host_memory:
+            end_s = self._occupy(Lane.OUT, "evict", page, nbytes, speeds.disk_write, now_s)
+        else:
+            end_s = self._occupy(Lane.OUT, "evict", page, nbytes, speeds.out, now_s)
+            if tier is Tier.DISK:
+                end_s = self._occupy(Lane.DISK, "evict", page, nbytes, speeds.disk_write, end_s)
+        self.done_s[page] = end_s
+
+    def fetch(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> None:
+        """A copy up from ``tier`` may begin now."""
+        speeds = self._speeds
+        if speeds.is_host_memory:
+            end_s = self._occupy(Lane.IN, "fetch", page, nbytes, speeds.disk_read, now_s)
+        else:
+            if tier is Tier.DISK:
+                now_s = self._occupy(Lane.DISK, "fetch", page, nbytes, speeds.disk_read, now_s)
+            end_s = self._occupy(Lane.IN, "fetch", page, nbytes, speeds.back, now_s)
+        self.done_s[page] = end_s
+
+    def landed(self, now_s: float) -> list[PageId]:
+        """Pages whose copy has ended by now."""
+        return [page for page, done_s in self.done_s.items() if done_s <= now_s]
+
+    def _occupy(self, lane: Lane, name: str, page: PageId, nbytes: int, bytes_per_s: float, now_s: float) -> float:
+        start_s = max(now_s, self._free_s[lane])
+        if lane in _OPPOSITE and self._free_s[_OPPOSITE[lane]] > start_s:
+            bytes_per_s = min(bytes_per_s, self._speeds.both / 2)
+        end_s = start_s + self._speeds.latency_s + nbytes / bytes_per_s
+        self._free_s[lane] = end_s
+        self.spans.append(Span(lane, name, start_s, end_s, nbytes, page))
+        return end_s

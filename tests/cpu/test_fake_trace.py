@@ -1,0 +1,179 @@
+"""Steps traced on tensors without bytes, against the same steps recorded while they ran."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from nets import UNet3d, encoder
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import torch_lms
+from torch_lms import trace_step
+from torch_lms.errors import UnsupportedError, UsageError
+from torch_lms.trace import Trace, demand_curve
+
+MIN_SIZE = 1 << 12
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.second, self.last = nn.Conv2d(width, width, 3, padding=1), nn.Linear(width * 64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu_(self.norm(self.first(x)))
+        x = F.max_pool2d(x + self.second(x), 2)
+        return self.last(F.dropout(x, 0.2, self.training).flatten(1))
+
+
+class Checkpointed(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Autocast(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+def images() -> Tensor:
+    return torch.ones(8, 3, 16, 16)
+
+
+STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
+    "convolutions, sgd": (Net, images, "sgd"),
+    "convolutions, adam": (Net, images, "adamw"),
+    "checkpointed": (Checkpointed, images, "sgd"),
+    "autocast": (Autocast, images, "sgd"),
+    "channels last": (Net, lambda: images().to(memory_format=torch.channels_last), "sgd"),
+    "3D U-Net": (lambda: UNet3d(4), lambda: torch.ones(1, 1, 16, 16, 16), "sgd"),
+    "encoder": (lambda: encoder(2, 64), lambda: torch.ones(4, 32, 64), "adamw"),
+}
+
+
+def recorded(model: nn.Module, x: Tensor, optimizer: str) -> Trace:
+    """The same, while it runs."""
+    kinds = {"sgd": lambda p: torch.optim.SGD(p, 0.01, 0.9), "adamw": torch.optim.AdamW}
+    update = kinds[optimizer](model.parameters())
+    with torch_lms.session(limit=0, min_size=MIN_SIZE, policy="planned") as lms:
+        for _ in range(3):
+            model(x).float().mean().backward()
+            update.step()
+            update.zero_grad()
+        trace = lms.trace()
+    assert trace is not None
+    return trace
+
+
+def held(trace: Trace, name: str) -> list[int]:
+    """Bytes created by each operation of that name, in order."""
+    return [sum(trace.pages[page].nbytes for page in op.creates) for op in trace.ops if op.name == name]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_it_says_what_happens(name: str) -> None:
+    make, given, optimizer = STEPS[name]
+    told = trace_step(make(), (given(),), optimizer, min_size=MIN_SIZE)
+    happened = recorded(make(), given(), optimizer)
+    assert demand_curve(told).demand_bytes == pytest.approx(demand_curve(happened).demand_bytes, rel=0.05)
+    assert told.working_set_bytes == pytest.approx(happened.working_set_bytes, rel=0.1)
+    for kind in ("aten::convolution", "aten::convolution_backward", "aten::mm", "aten::addmm"):
+        assert sorted(held(told, kind)) == sorted(held(happened, kind)), kind
+
+
+def test_arithmetic_is_counted() -> None:
+    trace = trace_step(nn.Linear(512, 256, bias=False), (torch.ones(1024, 512),), "sgd", min_size=1)
+    products = [op.work for op in trace.ops if op.work is not None and op.work.kind == "matrix"]
+    assert [work.flops for work in products] == [2 * 1024 * 512 * 256] * 2
+    assert products[0].nbytes == 4 * (1024 * 512 + 512 * 256 + 1024 * 256)
+    assert {work.dtype for work in products} == {"float32"}
+
+
+def test_kinds_are_told_apart() -> None:
+    net = nn.Sequential(nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 1), nn.BatchNorm2d(8), nn.ReLU())
+    trace = trace_step(net, (torch.ones(4, 16, 32, 32),), min_size=1)
+    assert [op.work.kind for op in trace.ops if op.work is not None and op.work.nbytes > 1000] == [
+        "depthwise",
+        "convolution",
+        "normalization",
+        "elementwise",
+    ]
+
+
+def test_nothing_is_allocated_and_nothing_changes() -> None:
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trace = trace_step(model, (images(),), "sgd", min_size=MIN_SIZE)
+    assert trace.ops
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_function_may_train_by_itself() -> None:
+    model = nn.Linear(64, 64)
+
+    def step(model: nn.Module, x: Tensor) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    trace = trace_step(step, (model, torch.ones(64, 64)), min_size=MIN_SIZE)
+    assert "aten::mm" in [op.name for op in trace.ops]
+
+
+def test_on_a_gpu_dropout_keeps_bytes_and_optimizers_take_lists() -> None:
+    there = trace_step(Net(), (images(),), "sgd", device="cuda", min_size=MIN_SIZE)
+    here = trace_step(Net(), (images(),), "sgd", min_size=MIN_SIZE)
+    assert "aten::native_dropout" in [op.name for op in there.ops]
+    assert "aten::native_dropout" not in [op.name for op in here.ops]
+    assert any(op.name.startswith("aten::_foreach_") for op in there.ops)
+    result = 8 * 8 * 8 * 8
+    assert held(there, "aten::native_dropout") == [4 * result + result]
+    assert held(here, "aten::empty_like") == [4 * result]
+
+
+class ReadsAValue(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if bool(x.sum() > 0) else x
+
+
+class Counts(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0]
+
+
+@pytest.mark.parametrize("model", [ReadsAValue(), Counts()])
+def test_what_depends_on_values_is_refused(model: nn.Module) -> None:
+    with pytest.raises(UnsupportedError, match=r"depends on values.*test_fake_trace\.py:"):
+        trace_step(model, (torch.ones(4),))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"optimizer": "sdg"}, "optimizer must be one of torch.optim.*got 'sdg'"),
+        ({"optimizer": "sgd", "loss": lambda y: y}, "the loss must be a scalar.*shape"),
+        ({"device": "tpu"}, "device must be one of 'cpu', 'cuda'; got 'tpu'"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        trace_step(nn.Linear(4, 4), (torch.ones(2, 4),), **arguments)
+
+
+def test_parameters_from_elsewhere() -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(UsageError, match="pass its module as an argument"):
+        trace_step(lambda x: model(x), (torch.ones(2, 4),))
+    assert model.weight.grad is None
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(UsageError, match="needs parameters"):
+        trace_step(nn.ReLU(), (torch.ones(2),), "sgd")

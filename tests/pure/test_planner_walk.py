@@ -1,0 +1,91 @@
+"""What a walk has away, and how: moved, or dropped and made again."""
+
+import pytest
+from made_traces import Op, random_training, traced
+
+from torch_lms.planner import Rules, Speeds, Walker, make_plan
+from torch_lms.policy import Plan, Planned, Policy, Reactive
+from torch_lms.residency import Tier
+from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
+from torch_lms.trace import Trace, demand_curve
+
+SLOW, FAST = Speeds(1.0, 1.0), Speeds(1e9, 1e9)
+IDLE = Op([0])
+
+
+def simulated(trace: Trace, limit: int, speeds: Speeds, policy: Policy, plan: Plan | None = None) -> SimulatedStep:
+    """The second step."""
+    links = LinkSpeeds(*speeds, *speeds)
+    simulator = Simulator(trace, limit, {Tier.HOST: 10**9}, links, policy, plan)
+    simulator.step()
+    step = simulator.step()
+    simulator.pager.validate()
+    return step
+
+
+def forth_and_back(count: int, is_repeatable: bool = True) -> Trace:
+    """A chain in which each page is made from the one before, and then each is needed in reverse order."""
+    forth = [Op([n], [n + 1], is_repeatable=is_repeatable) for n in range(count)]
+    return traced([*forth, *(Op([n]) for n in reversed(range(count)))])
+
+
+def test_over_a_slow_link_it_is_made_again_over_a_fast_one_it_moves() -> None:
+    trace = forth_and_back(5)
+    moved, dropped = Walker(trace, 40, SLOW).walk(Rules(1.0))
+    assert not moved
+    assert dropped
+    moved, dropped = Walker(trace, 40, FAST).walk(Rules(1.0))
+    assert moved
+    assert not dropped
+
+
+def test_what_cannot_be_made_again_moves() -> None:
+    moved, dropped = Walker(forth_and_back(5, is_repeatable=False), 40, SLOW).walk(Rules(1.0))
+    assert moved
+    assert not dropped
+
+
+def test_all_are_made_again_from_the_first() -> None:
+    """There is room for three pages. Dropped pages are made to make others, and dropped once more."""
+    trace = forth_and_back(6)
+    plan = make_plan(trace, 30, {}, SLOW)
+    step = simulated(trace, 30, SLOW, Planned(), plan)
+    assert step.out_bytes == 0
+    assert step.peak_bytes <= 30
+    assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.remade})
+
+
+def test_a_price_is_what_a_second_of_the_link_may_cost() -> None:
+    """To make a page takes a second, to move it there and back two."""
+    walker = Walker(traced([Op([0], [1]), Op([0], [2]), *[IDLE] * 40, Op([1]), Op([2])]), 25, Speeds(10.0, 10.0))
+    cheap, dear = (walker.walk(Rules(price, is_punctual=False)) for price in (0.4, 0.6))
+    assert cheap.moved
+    assert not cheap.dropped
+    assert dear.dropped
+    assert not dear.moved
+
+
+def test_what_would_not_arrive_in_time_is_made_again() -> None:
+    walker = Walker(traced([Op([0], [1]), Op([0], [2]), IDLE, Op([1]), Op([2])]), 25, Speeds(1.0, 1.0))
+    assert walker.walk(Rules(0.01)).dropped
+    assert not walker.walk(Rules(0.01, is_punctual=False)).dropped
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [2, 4])
+@pytest.mark.parametrize("bytes_per_s", [5.0, 30.0, 1000.0])
+def test_a_plan_is_no_slower_than_none_and_keeps_the_limit(seed: int, share: int, bytes_per_s: float) -> None:
+    trace = random_training(seed)
+    trace = Trace(trace.pages, tuple(op._replace(is_repeatable=op.name == "forward") for op in trace.ops))
+    limit = demand_curve(trace).demand_bytes // share
+    speeds = Speeds(bytes_per_s, bytes_per_s)
+    planned = simulated(trace, limit, speeds, Planned(), make_plan(trace, limit, {}, speeds))
+    reactive = simulated(trace, limit, speeds, Reactive())
+    assert planned.seconds <= reactive.seconds * 1.001
+    assert planned.peak_bytes <= max(limit, trace.working_set_bytes)
+
+
+def test_the_same_step_gives_the_same_plan() -> None:
+    trace = random_training(3)
+    plans = [make_plan(trace, 100, {}, Speeds(30.0, 30.0)) for _ in range(2)]
+    assert plans[0] == plans[1]
