@@ -5,6 +5,7 @@ Found by ``torch_lms`` through the entry points ``torch_lms.workloads`` and neve
     torchvision_operators       lets torchvision be imported beside a torch that it was not built for
     edges, samples              where maps change; what goes into a network
     losses, dual_task           what is trained
+    data                        what it is trained on: folders of pictures and volumes
     nets                        networks, one a file
     workload                    a network, its samples, its loss and its optimizer, in one value
     catalogue                   the workloads, one a file

@@ -189,7 +189,7 @@ def test_the_list_of_those_without_torch_is_whole() -> None:
 
 
 WORKLOADS_LOWEST_FIRST = [
-    *("torchvision_operators", "edges", "samples", "losses", "dual_task"),
+    *("torchvision_operators", "edges", "samples", "losses", "dual_task", "data"),
     *("nets", "workload", "catalogue"),
 ]
 
