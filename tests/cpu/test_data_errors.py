@@ -197,6 +197,11 @@ def test_taco(tmp_path: Path, harm: Break, options: Mapping[str, Any], message: 
             {},
             r"image\.nii\.gz has several labels \(label, label_b\): give a part",
         ),
+        (
+            lambda root: volume(root / "image_b.nii.gz", np.ones((12, 10, 8), np.int16)),
+            {},
+            r"image_b\.nii\.gz has no labels: add label_b\.nii\.gz beside it",
+        ),
         (lambda root: None, {"label": "liver"}, r"image\.nii\.gz has no labels of that name: give another"),
         (lambda root: (root / "label.nii.gz").unlink(), {}, r"is an empty list: expected an image and its labels"),
         (lambda root: None, {"spacing": (1, 2)}, r"spacing must be one positive number .*; got \(1, 2\)"),

@@ -11,6 +11,7 @@ import torch
 from small_data import volume
 
 from torch_lms_workloads.data.draws import Purpose, generator
+from torch_lms_workloads.data.nifti import pairs_in
 from torch_lms_workloads.data.open import open_data, open_whole
 from torch_lms_workloads.data.predictions import NiftiGrid
 from torch_lms_workloads.data.volumes import volume_crop
@@ -101,6 +102,14 @@ def test_pairs_are_found_however_named(tmp_path: Path, folders: tuple[str, str],
     data = open_whole(tmp_path, **{"split": "all", **options})
     assert len(data) == 1
     assert data.about.names == ("background", "class 1", "class 2")
+
+
+def test_of_several_images_in_a_folder_each_has_the_labels_that_end_alike(tmp_path: Path) -> None:
+    for number in (1, 2):
+        volume(tmp_path / f"image_{number}.nii.gz", np.ones((3, 3, 3), np.int16))
+        volume(tmp_path / f"label_{number}.nii.gz", np.ones((3, 3, 3), np.uint8))
+    pairs = [(pair.image.name, pair.labels.name) for pair in pairs_in(tmp_path, None) if pair.labels]
+    assert pairs == [("image_1.nii.gz", "label_1.nii.gz"), ("image_2.nii.gz", "label_2.nii.gz")]
 
 
 def test_several_volumes_of_one_file_are_channels(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Pairs of NIfTI files, an image and its labels, however they are named.
 
     imagesTr/NAME.nii.gz, labelsTr/NAME.nii.gz      also images/ and labels/
-    image*.nii.gz, label*.nii.gz                    in one folder
+    image*.nii.gz, label*.nii.gz                    in one folder; of several, those that end alike
     NAME.nii.gz, NAME_seg*.nii.gz                   in one folder; also NAME_label*, NAME_mask*, NAME_gt*
 
 The last two also in a folder for each case. With train/ and val/ the split is that folder; otherwise every fifth pair
@@ -101,19 +101,30 @@ def _beside(parent: Path, base: Path, label: str | None) -> list[Pair]:
     files = volumes_in(parent)
     found = []
     for image in files:
-        labels = [other for other in files if _labels(image, other)]
+        labels = _labels(image, files)
         if labels:
             chosen = _only(image, [path for path in labels if label is None or label in volume_stem(path)])
             found.append(Pair(image, chosen, str(image.relative_to(base).with_name(volume_stem(image)))))
     return found
 
 
-def _labels(image: Path, other: Path) -> bool:
-    """Whether a name says that one holds labels of the other."""
-    name, others = volume_stem(image), volume_stem(other)
-    if name.startswith("image") and others.startswith("label"):
-        return True
-    return any(others.startswith(name + mark) for mark in MARKS)
+def _labels(image: Path, files: Sequence[Path]) -> list[Path]:
+    """Those of the files that hold labels of the image, by their names.
+
+    Raises:
+        UsageError: one of several images, without labels that are named as it is.
+    """
+    name = volume_stem(image)
+    if not name.startswith("image"):
+        return [path for path in files if volume_stem(path).startswith(tuple(name + mark for mark in MARKS))]
+    labels = [path for path in files if path.name.startswith("label")]
+    if sum(path.name.startswith("image") for path in files) == 1 or not labels:
+        return labels
+    wanted = name.replace("image", "label", 1)
+    same = [path for path in labels if volume_stem(path) == wanted]
+    if not same:
+        raise UsageError(f"{image} has no labels: add {wanted}.nii.gz beside it, or remove the image")
+    return same
 
 
 def _only(image: Path, labels: list[Path]) -> Path:
