@@ -27,7 +27,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "planner": MODELS | {"sim"},
     "stores": MODELS,
     "capture": MODELS,
-    "runtime": MECHANISMS | {"planner"},
+    "runtime": MECHANISMS | {"sim", "planner"},
     "report": GROUND | {"timeline", "machine"},
     "compat": MECHANISMS | {"planner", "runtime"},
     "cli": MECHANISMS | {"planner", "runtime", "sim", "report", "compat"},

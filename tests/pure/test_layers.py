@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
     "torch_lms.policy",
     "torch_lms.pager",
     "torch_lms.timeline",
+    "torch_lms.sim",
     "torch_lms.planner",
     "torch_lms.report",
     "torch_lms.cli.main",

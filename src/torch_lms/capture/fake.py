@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.tensors import tensors_within, untyped_storage
+from torch_lms.capture.tensors import untyped_storage
 from torch_lms.capture.work import work_of
 from torch_lms.errors import UnsupportedError, UsageError
 from torch_lms.trace import Living, Recorder, Trace
@@ -94,15 +94,14 @@ def trace_step(
             settings.enter_context(torch.no_grad())
         else:
             target(*given)
-        with tracer.recording(tensors_within((target, given))):
+        with tracer.recording(_held(pytree.tree_leaves((target, given)))):
             target(*given)
         return tracer.trace
 
 
 def _mode_of(values: Any) -> FakeTensorMode | None:
     """In which the tensors among ``values`` were made that have no bytes already."""
-    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor | torch.nn.Module)]
-    modes = [tensor.fake_mode for leaf in leaves for tensor in _held_by(leaf) if isinstance(tensor, FakeTensor)]
+    modes = [tensor.fake_mode for tensor in _held(pytree.tree_leaves(values)) if isinstance(tensor, FakeTensor)]
     return modes[0] if modes else None
 
 
@@ -117,7 +116,7 @@ def without_bytes(values: Any, mode: FakeTensorMode) -> Any:
 def _without_bytes(leaf: Any, copied: dict[int, Any]) -> Any:
     if not isinstance(leaf, torch.Tensor | torch.nn.Module):
         return leaf
-    held = _held_by(leaf)
+    held = _held([leaf])
     if held and all(isinstance(tensor, FakeTensor) for tensor in held):
         return leaf
     if id(leaf) not in copied:
@@ -125,9 +124,15 @@ def _without_bytes(leaf: Any, copied: dict[int, Any]) -> Any:
     return copied[id(leaf)]
 
 
-def _held_by(leaf: Any) -> list[torch.Tensor]:
-    """Itself, or the parameters and buffers of a module."""
-    return [*leaf.parameters(), *leaf.buffers()] if isinstance(leaf, torch.nn.Module) else [leaf]
+def _held(leaves: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors among ``leaves``, and the parameters and buffers of modules there."""
+    found: list[torch.Tensor] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.nn.Module):
+            found += [*leaf.parameters(), *leaf.buffers()]
+        elif isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+    return found
 
 
 def _trace_training(
@@ -143,13 +148,13 @@ def _trace_training(
     parameters = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
     if not parameters:
         raise UsageError("a training step needs parameters: expected a module, or a function with a module in inputs")
-    update = _new_optimizer(optimizer, parameters, device)
+    update = new_optimizer(optimizer, parameters, device)
     for parameter in parameters:  # a first update, in which the optimizer makes its state
         parameter.grad = torch.zeros_like(parameter)
     update.step()
     update.zero_grad()
     state = [value for state in update.state.values() for value in state.values()]
-    held = [tensor for leaf in leaves if isinstance(leaf, torch.Tensor | torch.nn.Module) for tensor in _held_by(leaf)]
+    held = _held(leaves)
     with tracer.recording([*held, *state]):
         result = (loss or _mean)(target(*inputs))
         if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
@@ -178,7 +183,7 @@ def _shown(value: Any) -> str:
     return type(value).__name__
 
 
-def _new_optimizer(
+def new_optimizer(
     given: str | NewOptimizer | torch.optim.Optimizer, parameters: list[torch.nn.Parameter], device: str
 ) -> torch.optim.Optimizer:
     """On ``parameters``. On a GPU PyTorch prefers operations on lists."""

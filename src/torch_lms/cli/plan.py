@@ -41,6 +41,7 @@ THIS = "this"
 @click.option("--epochs", type=click.IntRange(1), help="With --samples: the hours in all.")
 @click.option("--samples", type=click.IntRange(1), help="Of the data set.")
 @click.option("--compare", is_flag=True, help="Set machines side by side, the fastest first.")
+@click.option("--validate", is_flag=True, help="Print how good the model is: memory, time, what was published.")
 @json_option
 def command(
     target: str | None,
@@ -52,6 +53,7 @@ def command(
     epochs: int | None,
     samples: int | None,
     compare: bool,
+    validate: bool,
     json_to: JsonTarget | None,
     **asked: Any,
 ) -> None:
@@ -60,6 +62,9 @@ def command(
     The function takes any of the keywords size, batch and options of its own, and returns (model, inputs) or
     (model, inputs, loss). Nothing is allocated: the step is traced on tensors without bytes, and simulated.
     """
+    if validate:
+        _validate(json_to)
+        return
     if target is None:
         raise click.UsageError(f"expected a TARGET: one of {', '.join(workload_names())}, or module:function")
     if (epochs is None) != (samples is None):
@@ -87,6 +92,14 @@ def command(
     show(console, target, answers)
     if json_to is not None:
         write_json([answer.plain() for answer in answers], json_to)
+
+
+def _validate(json_to: JsonTarget | None) -> None:
+    from torch_lms.cli.plan_validate import validate
+
+    found = validate(people_console(json_to))
+    if json_to is not None:
+        write_json(found.plain(), json_to)
 
 
 def _setting(machine: Machine, options: dict[str, Any], asked: dict[str, Any]) -> Setting:

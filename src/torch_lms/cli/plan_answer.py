@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from math import log
 from typing import Any
 
 from torch_lms.cli.plan_target import Setting, Target, Traced, trace
 from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import Forecast, forecast, need_of
+from torch_lms.planner import HOST_SHARE, Forecast, Need, forecast, need_of
 from torch_lms.trace import demand_curve
 
 CHECKPOINT = "checkpoint"
@@ -17,6 +18,12 @@ _PRECISION = 0.01
 """Of the largest size or batch, where finer steps are possible."""
 
 _MOST_TRIES = 40
+
+_LEAST_POWER = 0.25
+"""With which a step grows."""
+
+_JUST_ABOVE = 1.004
+"""Guesses are tried from above and below in turn: one that fits is followed by one that is a little larger."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +125,18 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     Raises:
         UsageError: not even the least fits, or the target takes no such keyword.
     """
-    search = _Search(question, what, machine)
-    without = search.run(lambda traced: _fits_without(traced, machine, question.setting.gpus))
-    with_lms = search.run(lambda traced: _fits_with(traced, machine, question.setting.gpus))
+    search = _Search(question, what)
+    gpus, usable = question.setting.gpus, machine.accelerator.usable_bytes
+
+    def stock(traced: Traced) -> float:
+        return _need(traced, gpus).stock / usable
+
+    def paged(traced: Traced) -> float:
+        """The largest operation on the device, and the rest below it."""
+        away = max(0, demand_curve(traced.trace).demand_bytes - usable)
+        return max(_need(traced, gpus).largest_op / usable, gpus * away / _below(machine))
+
+    without, with_lms = search.run(stock), search.run(paged)
     if not with_lms:
         raise UsageError(
             f"{question.name} does not fit on {machine.name} at any {what}: even {search.least} needs more than "
@@ -131,24 +147,20 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     return replace(found, largest=Largest(what, without, with_lms))
 
 
-def _fits_without(traced: Traced, machine: Machine, gpus: int) -> bool:
-    buckets = traced.gradient_bytes if gpus > 1 else 0
-    return need_of(traced.trace, buckets).stock <= machine.accelerator.usable_bytes
+def _need(traced: Traced, gpus: int) -> Need:
+    return need_of(traced.trace, traced.gradient_bytes if gpus > 1 else 0)
 
 
-def _fits_with(traced: Traced, machine: Machine, gpus: int) -> bool:
-    """The largest operation fits on the device, and the rest below it."""
-    buckets = traced.gradient_bytes if gpus > 1 else 0
-    usable = machine.accelerator.usable_bytes
-    below = (machine.host_bytes if machine.link is not None else 0) + (machine.disk.nbytes if machine.disk else 0)
-    away = max(0, demand_curve(traced.trace).demand_bytes - usable)
-    return need_of(traced.trace, buckets).largest_op <= usable and away <= 0.9 * below / gpus
+def _below(machine: Machine) -> float:
+    """Bytes of the lower tiers."""
+    host = machine.host_bytes if machine.link is not None else 0
+    return max(1.0, HOST_SHARE * host + (machine.disk.nbytes if machine.disk is not None else 0))
 
 
 class _Search:
     """By size or batch. What a step needs grows with it; every step is traced once."""
 
-    def __init__(self, question: Question, what: str, machine: Machine) -> None:
+    def __init__(self, question: Question, what: str) -> None:
         self._question, self._what = question, what
         self._known: dict[int, Traced | None] = {}
         default = getattr(question.setting, what) or getattr(question.target, what, None)
@@ -187,20 +199,34 @@ class _Search:
                 self._known[value] = None
         return self._known[value]
 
-    def run(self, fits: Callable[[Traced], bool]) -> int:
-        """The largest multiple of the granule that fits, to a hundredth; 0 if none does."""
+    def run(self, share: Callable[[Traced], float]) -> int:
+        """The largest multiple of the granule of whose step ``share`` is at most 1, to a hundredth; 0 if none is.
+
+        Guesses by how the share grew between the two tries nearest to 1.
+        """
         step = self._step
-        start = getattr(self._question.setting, self._what) or getattr(self._question.target, self._what)
-        low, high = 0, 0  # low fits, high does not
+        start: int = getattr(self._question.setting, self._what) or getattr(self._question.target, self._what)
+        tried: dict[int, float] = {}
         value = max(step, start // step * step)
         for _ in range(_MOST_TRIES):
             found = self._try(value)
-            if found is not None and fits(found):
-                low = value
-            else:
-                high = value
+            tried[value] = share(found) if found is not None else 0.0
+            low = max((one for one, part in tried.items() if part <= 1), default=0)
+            high = min((one for one, part in tried.items() if part > 1), default=0)
             if high and high - low <= max(step, int(low * _PRECISION) // step * step):
                 return low
-            value = (low * 2 if not high else (low + high) // 2) // step * step
-            value = min(max(value, low + step), high - step) if high else value
-        return low
+            value = max(low + step, self._guess(tried) // step * step)
+            value = min(value, high - step) if high else value
+        return max((one for one, part in tried.items() if part <= 1), default=0)
+
+    def _guess(self, tried: dict[int, float]) -> int:
+        """Where the share would be 1, if it grows as a power of the size or batch."""
+        nearest = sorted((abs(log(part)), one) for one, part in tried.items() if part > 0)[:2]
+        if not nearest:
+            return 2 * max(tried)
+        power = 2.0 if self._what == "size" else 1.0
+        first = nearest[0][1]
+        if len(nearest) == 2:
+            second = nearest[1][1]
+            power = max(_LEAST_POWER, log(tried[first] / tried[second]) / log(first / second))
+        return int(max(1, first * tried[first] ** (-1 / power) * _JUST_ABOVE))
