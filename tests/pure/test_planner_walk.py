@@ -3,7 +3,7 @@
 import pytest
 from made_traces import Op, random_training, traced
 
-from torch_lms.planner import Rules, Speeds, Walker, make_plan
+from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, make_plan
 from torch_lms.policy import Plan, Planned, Policy, Reactive
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
@@ -83,6 +83,7 @@ def test_a_plan_is_no_slower_than_none_and_keeps_the_limit(seed: int, share: int
     reactive = simulated(trace, limit, speeds, Reactive())
     assert planned.seconds <= reactive.seconds * 1.001
     assert planned.peak_bytes <= max(limit, trace.working_set_bytes)
+    assert trace.seconds <= bound_seconds(trace, limit, speeds) <= planned.seconds * 1.001
 
 
 def test_the_same_step_gives_the_same_plan() -> None:

@@ -1,5 +1,6 @@
 """From a trace to a plan."""
 
+from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import HOST_SHARE, POLICIES, Forecast, Need, forecast, need_of
@@ -19,6 +20,7 @@ __all__ = [
     "Rules",
     "Speeds",
     "Walker",
+    "bound_seconds",
     "choose",
     "floor_bytes",
     "forecast",

@@ -1,0 +1,121 @@
+"""What steps cost under limits on machines that need not be at hand, beside the least that the model allows.
+
+    python benchmarks/simulated.py [--quick] [--json FILE] [--chart FILE]
+
+Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
+oversubscription k and limit / W; draws the slowdown over k.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch_lms.cli.plan_answer import Question
+from torch_lms.cli.plan_target import Setting, Traced, find
+from torch_lms.machine import Calibration, Machine, calibration_for, load
+from torch_lms.planner import Speeds, bound_seconds, forecast
+from torch_lms.sim import timed
+from torch_lms.trace import demand_curve
+
+WORKLOADS = {
+    "resnet50, 6016^2": ("resnet50", Setting(size=6016, batch=1)),
+    "deeplabv3plus, 496^2 x 16": ("deeplabv3plus", Setting(size=496, batch=16)),
+    "unet3d, 160^3 x 2": ("unet3d", Setting(size=160, batch=2)),
+    "googlenet, 2240^2 x 8": ("googlenet", Setting(size=2240, batch=8)),
+    "gscnn, 800^2 x 4": ("gscnn", Setting(size=800, batch=4)),
+    "gpt, 2048 x 8": ("gpt", Setting(size=2048, batch=8)),
+}
+MACHINES = ("ac922-v100-16gb", "xeon-8xv100-16gb", "rtx4090-24gb", "a100-80gb-sxm", "h200-141gb-pcie5", "gh200-96gb")
+SHARES = (1, 2, 4, 8, 16)
+BFLOAT16 = "h200-141gb-pcie5", "gh200-96gb", "a100-80gb-sxm"
+AMPLE = 1 << 50
+
+
+@dataclass(frozen=True)
+class Point:
+    """One step under one limit on one machine."""
+
+    workload: str
+    machine: str
+    k: float
+    limit_over_w: float
+    overhead: float
+    moves_only: float
+    bound: float
+
+
+def points(quick: bool) -> Iterator[Point]:
+    for workload, (name, setting) in WORKLOADS.items():
+        steps: dict[str, Traced] = {}
+        for machine in MACHINES:
+            amp = "bf16" if machine in BFLOAT16 else "no"
+            if amp not in steps:
+                steps[amp] = Question(name, find(name), replace(setting, amp=amp), "none", None).traced()
+            there = load(machine)
+            there = replace(there, accelerator=replace(there.accelerator, memory_bytes=AMPLE), host_bytes=AMPLE)
+            for k in SHARES[:3] if quick else SHARES:
+                yield _point(workload, steps[amp], there, calibration_for(there.accelerator), k)
+
+
+def _point(workload: str, step: Traced, machine: Machine, calibration: Calibration, k: float) -> Point:
+    limit = int(demand_curve(step.trace).demand_bytes / k)
+    work = timed(step.trace, machine.accelerator, calibration)
+    ours, moves = (
+        forecast(step.trace, machine, calibration, items=step.items, policy=policy, limit=limit)
+        for policy in ("planned", "planned-moves")
+    )
+    link = machine.links(1)[0]
+    least_s = bound_seconds(work, limit, Speeds(link.to_host_bytes_per_s, link.to_device_bytes_per_s))
+    return Point(
+        workload,
+        machine.name,
+        k,
+        limit / max(1, work.working_set_bytes),
+        ours.overhead,
+        moves.overhead,
+        least_s / work.seconds - 1,
+    )
+
+
+def chart(found: list[Point], target: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(12, 7), sharex=True, sharey=True)
+    for axis, machine in zip(axes.flat, MACHINES, strict=True):
+        for workload in WORKLOADS:
+            line = [(p.k, 1 + p.overhead) for p in found if (p.workload, p.machine) == (workload, machine)]
+            axis.plot(*zip(*line, strict=True), marker="o", label=workload)
+        axis.set(title=machine, xscale="log", yscale="log", xlabel="k = demand / limit", ylabel="slowdown")
+        axis.set_xticks(SHARES, [str(k) for k in SHARES])
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="k up to 4")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--chart", type=Path)
+    given = parser.parse_args()
+    print("| step | machine | k | limit / W | planned | moves only | bound |\n|---|---|---|---|---|---|---|")
+    found = []
+    for p in points(given.quick):
+        found.append(p)
+        cells = (p.workload, p.machine, f"{p.k:g}", f"{p.limit_over_w:.1f}")
+        shares = (f"{100 * share:.1f} %" for share in (p.overhead, p.moves_only, p.bound))
+        print(f"| {' | '.join((*cells, *shares))} |", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps([asdict(p) for p in found], indent=1) + "\n")
+    if given.chart:
+        chart(found, given.chart)
+
+
+if __name__ == "__main__":
+    main()
