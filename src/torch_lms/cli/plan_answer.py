@@ -213,10 +213,12 @@ class _Search:
             tried[value] = share(found) if found is not None else 0.0
             low = max((one for one, part in tried.items() if part <= 1), default=0)
             high = min((one for one, part in tried.items() if part > 1), default=0)
-            if high and high - low <= max(step, int(low * _PRECISION) // step * step):
+            least = max(step, int(low * _PRECISION) // step * step)
+            if high and high - low <= least:
                 return low
-            value = max(low + step, self._guess(tried) // step * step)
-            value = min(value, high - step) if high else value
+            value = max(low + least, self._guess(tried) // step * step)
+            if high and value > high - least:
+                value = max(low + step, (low + high) // 2 // step * step if high - low <= 2 * least else high - least)
         return max((one for one, part in tried.items() if part <= 1), default=0)
 
     def _guess(self, tried: dict[int, float]) -> int:

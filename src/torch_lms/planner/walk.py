@@ -89,6 +89,30 @@ class _Absence:
     program: Remade | None
 
 
+class _Stay(NamedTuple):
+    """A page is on the device, and might be away.
+
+    Attributes:
+        gap: from now on.
+        program: how it is made again; None if that is not possible.
+        out_s, back_s: on the link.
+        make_s: of ``program``; infinite if there is none.
+    """
+
+    gap: Gap
+    program: Remade | None
+    out_s: float
+    back_s: float
+    make_s: float
+
+    @classmethod
+    def of(cls, gap: Gap, program: Remade | None, given: Walker) -> "_Stay":
+        """For a page that has no copy yet, but for constants."""
+        out_s = 0.0 if gap.is_copied else gap.nbytes / given.speeds.out
+        back_s = gap.nbytes / given.speeds.back if gap.before >= 0 else 0.0
+        return cls(gap, program, out_s, back_s, inf if program is None else given.seconds(program))
+
+
 class _Walk:
     """Step after step."""
 
@@ -100,7 +124,7 @@ class _Walk:
         self._clean: set[int] = set()
         self._last: dict[int, int] = {}
         self._position, self._late_s, self._out_free_s = 0, 0.0, 0.0
-        self._gaps: dict[tuple[int, int], tuple[Gap | None, Remade | None]] = {}
+        self._stays: dict[tuple[int, int], _Stay | None] = {}
         self._moved: list[Gap] = []
         self._dropped: list[tuple[Gap, Remade]] = []
 
@@ -204,14 +228,17 @@ class _Walk:
                 if absence.program is None
             )
             best, least = None, (inf, -1)
+            now_s = self._given.starts[self._position]
             for page in self._resident - pinned:
-                gap, program = self._gap(page)
-                if gap is None:
+                stay = self._stay(page)
+                if stay is None:
                     continue
-                cost, program = self._cost(page, gap, program, queue)
-                score = cost / (gap.nbytes * max(self._end_s(gap) - self._given.starts[self._position], _LEAST_S))
-                if (score, page) < least:
-                    best, least = (gap, page, program), (score, page)
+                weight = stay.gap.nbytes * max(self._end_s(stay.gap) - now_s, _LEAST_S)
+                if self._least_s(page, stay) > least[0] * weight:
+                    continue  # whatever else counts, it is not the cheapest
+                cost_s, program = self._cost(page, stay, queue)
+                if (cost_s / weight, page) < least:
+                    best, least = (stay.gap, page, program), (cost_s / weight, page)
             if best is None:
                 return
             self._leave(*best)
@@ -224,16 +251,16 @@ class _Walk:
         self._clean.discard(page)
         self._away[page] = _Absence(gap, program)
 
-    def _gap(self, page: int) -> tuple[Gap | None, Remade | None]:
-        """In which ``page`` is now, from when it was last on the device for a reason, and how it can be made again."""
-        last = self._last.get(page, -1)
-        key = page, last
-        found = self._gaps.get(key)
-        if found is None:
-            found = self._gaps[key] = self._find_gap(page, last)
-        return found
+    def _stay(self, page: int) -> "_Stay | None":
+        """What is known of ``page`` since it was last on the device for a reason; None if it cannot leave."""
+        key = page, self._last.get(page, -1)
+        if key not in self._stays:
+            gap, program = self._find_gap(*key)
+            self._stays[key] = _Stay.of(gap, program, self._given) if gap is not None else None
+        return self._stays[key]
 
     def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Remade | None]:
+        """In which ``page`` is, and how it can be made again."""
         given = self._given
         exact = given.gaps.get((page, last))
         if exact is not None:
@@ -253,29 +280,35 @@ class _Walk:
         gap = replace(around, page=page, after=last, spans=left) if left else None
         return gap, given.programs.get(around)
 
-    def _cost(self, page: int, gap: Gap, program: Remade | None, queue: "_Queue") -> tuple[float, Remade | None]:
+    def _least_s(self, page: int, stay: "_Stay") -> float:
+        """No less does it cost to be without ``page``."""
+        out_s = 0.0 if page in self._clean else stay.out_s
+        return min(self._rules.price * (out_s + stay.back_s), stay.make_s)
+
+    def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Remade | None]:
         """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
-        speeds, is_copied = self._given.speeds, page in self._clean or gap.is_copied
-        out_s = 0.0 if is_copied else gap.nbytes / speeds.out
-        back_s = gap.nbytes / speeds.back if gap.before >= 0 else 0.0
+        gap, back_s = stay.gap, stay.back_s
+        out_s = 0.0 if page in self._clean else stay.out_s
         move_s = self._rules.price * (out_s + back_s)
         if self._rules.is_punctual:
-            move_s += max(0.0, self._out_at_s(page) + out_s - self._now_s) if out_s else 0.0
+            if out_s:
+                move_s += max(0.0, self._out_at_s(page) + out_s - self._now_s)
             if back_s:
                 end_s = self._end_s(gap)
-                waiting_s = (queue.nbytes_until(end_s) + gap.nbytes) / speeds.back
+                waiting_s = queue.nbytes_until(end_s) / self._given.speeds.back + back_s
                 move_s += max(0.0, waiting_s - (end_s - self._given.starts[self._position]))
-        if program is None:
+        if stay.program is None or stay.make_s >= move_s:
             return move_s, None
-        make_s = self._given.seconds(program) + sum(self._again_s(other, gap) for other in program.inputs)
-        return (make_s, program) if make_s < move_s else (move_s, None)
+        make_s = stay.make_s + sum(self._again_s(other, gap) for other in stay.program.inputs)
+        return (make_s, stay.program) if make_s < move_s else (move_s, None)
 
     def _again_s(self, page: int, gap: Gap) -> float:
         """What it takes to have the input ``page`` back for the end of ``gap``, though it is needed later itself."""
         absence = self._away.get(page)
         if absence is not None and absence.program is not None:
             return self._given.seconds(absence.program) if absence.gap.before > gap.before else 0.0
-        own = absence.gap if absence is not None else self._gap(page)[0] if self._rules.counts_inputs else None
+        stay = self._stay(page) if absence is None and self._rules.counts_inputs else None
+        own = absence.gap if absence is not None else stay.gap if stay is not None else None
         if own is None or 0 <= own.before <= gap.before:
             return 0.0
         return self._rules.price * own.nbytes / self._given.speeds.back
