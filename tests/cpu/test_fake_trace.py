@@ -114,6 +114,16 @@ def test_nothing_is_allocated_and_nothing_changes() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_what_is_never_used_is_there_all_the_same() -> None:
+    class Idle(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.idle = nn.Parameter(torch.ones(1 << 20))
+
+    assert demand_curve(trace_step(Idle(), (torch.ones(2, 4),), min_size=1)).demand_bytes > 4 << 20
+    assert demand_curve(trace_step(Idle(), (torch.ones(2, 4),), "sgd", min_size=1)).demand_bytes > 4 << 20
+
+
 def test_a_function_may_train_by_itself() -> None:
     model = nn.Linear(64, 64)
 

@@ -33,6 +33,9 @@ _BUCKET_BYTES = 25 << 20
 _SMALL, _TIGHT = 0.05, 1.75
 """An overhead not worth a word; the limit over the largest operation below which room is short for whatever plan."""
 
+_BUSY = 0.95
+"""Share of the step in which the device computes, though it may be the same again."""
+
 _PERFECT = Calibration("", dict.fromkeys(KINDS, Efficiency(1.0, 1.0)), 0.0, "the peaks themselves")
 
 _OURS = Rival(None, keeps_copies=True)
@@ -329,6 +332,11 @@ def _advice(found: Forecast, failure: str, usable: int) -> str:
         return (
             f"Fits with LMS, at {found.overhead:.0%} of time: the largest operation, {found.binding_op}, leaves little "
             f"room (limit / W = {share:.1f}); a smaller batch, or more device memory, would lift that."
+        )
+    if found.gpu_use > _BUSY:
+        return (
+            f"Fits with LMS, at {found.overhead:.0%} of time, in which {format_bytes(found.recomputed_bytes)} are made "
+            f"again for want of memory; more device memory, or a faster link, would lift that."
         )
     return (
         f"Fits with LMS, at {found.overhead:.0%} of time: the link to the host binds (busy {found.link_use:.0%} of the "
