@@ -11,12 +11,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_HOLDERS = 5
+_LABEL, _COLUMN = 28, 28
+"""Width in letters."""
 
 
 def show(console: "Console", name: str, answers: Sequence[Answer]) -> None:
     """One column a machine."""
     from rich.table import Table
 
+    if not console.is_terminal:  # a file has no edge
+        console.width = max(console.width, _LABEL + _COLUMN * len(answers))
     table = Table(title=_title(name, answers[0]), title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for answer in answers:
