@@ -118,7 +118,7 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     Raises:
         UsageError: not even the least fits, or the target takes no such keyword.
     """
-    search = _Search(question, what, machine)
+    search = _Search(question, what)
     without = search.run(lambda traced: _fits_without(traced, machine, question.setting.gpus))
     with_lms = search.run(lambda traced: _fits_with(traced, machine, question.setting.gpus))
     if not with_lms:
@@ -129,6 +129,17 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     at = search.at(with_lms)
     found = _answer(at, search.traced(with_lms), machine, calibration)
     return replace(found, largest=Largest(what, without, with_lms))
+
+
+def largest_within(question: Question, what: str, nbytes: int) -> Largest:
+    """The largest "size" or "batch" of a step that ``nbytes`` of device memory hold, below which there is room enough.
+
+    Raises:
+        UsageError: the target takes no such keyword, or needs one to begin with.
+    """
+    search = _Search(question, what)
+    without = search.run(lambda traced: need_of(traced.trace).stock <= nbytes)
+    return Largest(what, without, search.run(lambda traced: need_of(traced.trace).largest_op <= nbytes))
 
 
 def _fits_without(traced: Traced, machine: Machine, gpus: int) -> bool:
@@ -148,7 +159,7 @@ def _fits_with(traced: Traced, machine: Machine, gpus: int) -> bool:
 class _Search:
     """By size or batch. What a step needs grows with it; every step is traced once."""
 
-    def __init__(self, question: Question, what: str, machine: Machine) -> None:
+    def __init__(self, question: Question, what: str) -> None:
         self._question, self._what = question, what
         self._known: dict[int, Traced | None] = {}
         default = getattr(question.setting, what) or getattr(question.target, what, None)
