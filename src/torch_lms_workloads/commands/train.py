@@ -66,7 +66,7 @@ def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) 
     bound = bind_near(ranks.device()) if numa == "auto" else None
     if bound is not None:
         say(bound)
-    setup = set_up(target, Request(**given, paging=paging_of(given)), ranks)
+    setup = set_up(target, Request(paging=paging_of(given), **given), ranks)
     what = f"at size {setup.recipe.size}, batch {setup.recipe.batch}"
     with explained(setup.request.paging, setup.device, what, partial(size_that_fits, setup)):
         result = train(setup, say)

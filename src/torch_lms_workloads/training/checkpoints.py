@@ -16,7 +16,7 @@ from torch_lms_workloads.data.about import About
 
 NAME = "checkpoint.pt"
 FORMAT = 1
-KEYS = ("format", "recipe", "step", "losses", "about", "prepared", "model")
+KEYS = ("format", "recipe", "step", "losses", "about", "prepared", "data", "model")
 """What a checkpoint has at least."""
 
 

@@ -17,18 +17,22 @@ class Choices:
     """
     Attributes:
         network: options of the workload.
-        kind: of the data set; None looks at the folder.
+        kind: of the data set.
         data: options of the data set's format.
         split, val_split: to train and to validate with.
         augment: None: as the split's name says.
     """
 
     network: Mapping[str, Any]
-    kind: str | None
+    kind: str
     data: Mapping[str, Any]
     split: str
     val_split: str
     augment: bool | None
+
+    def of_data(self) -> dict[str, Any]:
+        """What belongs to the data set, as ``divided`` takes it."""
+        return {"kind": self.kind, "split": self.split, "val_split": self.val_split, **self.data}
 
 
 def divided(workload: Workload, path: str, given: Mapping[str, Any]) -> Choices:

@@ -9,6 +9,7 @@ from torch_lms_workloads.data.about import About
 from torch_lms_workloads.data.datasets import Samples, Wholes
 from torch_lms_workloads.data.open import open_data, open_whole
 from torch_lms_workloads.data.synthetic import synthetic
+from torch_lms_workloads.data.volumes import Volumes
 from torch_lms_workloads.training.choices import Choices
 from torch_lms_workloads.workload import Options, Workload
 
@@ -21,13 +22,15 @@ class Material:
     Attributes:
         training, validation: samples.
         options: all of the network's, to fit them.
-        prepared: how volumes were prepared, if they are: what ``open_file`` takes.
+        prepared: how volumes are prepared: what ``open_file`` takes. Nothing for pictures.
+        given: the data set's options, as they were given.
     """
 
     training: Samples
     validation: Samples
     options: Options
     prepared: Mapping[str, Any]
+    given: Mapping[str, Any]
 
 
 def opened(workload: Workload, path: str, choices: Choices, *, size: int, seed: int) -> Material:
@@ -44,7 +47,7 @@ def opened(workload: Workload, path: str, choices: Choices, *, size: int, seed: 
         path, size=size, seed=seed, kind=choices.kind, split=choices.val_split, augment=False, **options
     )
     network = workload.chosen({**choices.network, CLASSES: training.about.classes})
-    return Material(training, validation, network, prepared(choices))
+    return Material(training, validation, network, _prepared(training), choices.of_data())
 
 
 def opened_whole(workload: Workload, path: str, choices: Choices, *, size: int) -> Wholes:
@@ -69,9 +72,10 @@ def data_options(workload: Workload, choices: Choices) -> dict[str, Any]:
     }
 
 
-def prepared(choices: Choices) -> dict[str, Any]:
-    """Of the data set's options, those that say how a volume is prepared."""
-    return {name: choices.data[name] for name in ("spacing", "modality") if choices.data.get(name) is not None}
+def _prepared(samples: Samples) -> dict[str, Any]:
+    if not isinstance(samples.source, Volumes):
+        return {}
+    return {"spacing": samples.source.preparation.spacing, "modality": samples.source.preparation.modality}
 
 
 def task_of(workload: Workload) -> str:
