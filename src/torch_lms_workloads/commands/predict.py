@@ -52,7 +52,7 @@ def command(
         network = trained.network(placing)
         for path, stem in stems.items():
             began_s = time.perf_counter()
-            whole = _read(path, trained)
+            whole = open_file(path, about=trained.about, **trained.content["prepared"])
             answer = trained.answer(network, placing, whole.image)
             told = _told(trained, whole, answer, stem)
             say(f"{path}: {told} ({format_seconds(time.perf_counter() - began_s)})")
@@ -86,16 +86,6 @@ def _stem(path: Path, given: Path, output: Path) -> Path:
         raise UsageError(f"--output {output} is no folder: name another, or a file that ends in {' or '.join(WRITTEN)}")
     name = path.name.removesuffix(".gz")
     return output / name.removesuffix(Path(name).suffix)
-
-
-def _read(path: Path, trained: Trained) -> Whole:
-    whole = open_file(path, about=trained.about, **trained.content["prepared"])
-    channels = whole.image.shape[0]
-    if channels != trained.workload.channels:
-        raise UsageError(
-            f"{path} has {channels} channels; the network takes {trained.workload.channels}: take one apart"
-        )
-    return whole
 
 
 def _told(trained: Trained, whole: Whole, answer: Answer, stem: Path) -> str:

@@ -4,10 +4,11 @@ import math
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any
 
 from torch import nn
 
+from torch_lms import Stats
 from torch_lms.errors import LmsError
 from torch_lms_workloads.data.batches import Loader, training_batches
 from torch_lms_workloads.training.checkpoints import FORMAT, plain_about, write_whole
@@ -17,6 +18,7 @@ from torch_lms_workloads.training.engines.ddp import Ddp
 from torch_lms_workloads.training.engines.fsdp import Fsdp
 from torch_lms_workloads.training.logs import Log
 from torch_lms_workloads.training.memory import peak_bytes
+from torch_lms_workloads.training.paging import Session
 from torch_lms_workloads.training.placing import Placing
 from torch_lms_workloads.training.progress import Progress, Say
 from torch_lms_workloads.training.random_state import (
@@ -31,10 +33,6 @@ from torch_lms_workloads.training.setup import Setup
 from torch_lms_workloads.training.stepper import Stepper
 from torch_lms_workloads.training.validation import validated
 from torch_lms_workloads.training.weights import take_weights
-
-if TYPE_CHECKING:
-    from torch_lms.runtime.api import Lms
-    from torch_lms.runtime.stats import Stats
 
 ENGINES: dict[str, type[Engine]] = {"no": Alone, "ddp": Ddp, "fsdp": Fsdp}
 
@@ -57,7 +55,7 @@ class Result:
     metric_name: str
     data_rate: float
     step_s: float
-    stats: Optional["Stats"]
+    stats: Stats | None
     steps: int
     resumed_from: int
     ranks: int
@@ -108,7 +106,7 @@ def _placing(setup: Setup) -> Placing:
 class _Training:
     """One training under way."""
 
-    def __init__(self, setup: Setup, lms: Optional["Lms"], log: Log, progress: Progress) -> None:
+    def __init__(self, setup: Setup, lms: Session | None, log: Log, progress: Progress) -> None:
         self.setup, self.lms, self.log, self.progress = setup, lms, log, progress
         self.engine = ENGINES[setup.recipe.parallel]()
         self.placing = _placing(setup)
@@ -160,7 +158,7 @@ class _Training:
             peak_bytes=peak_bytes(setup.device),
         )
 
-    def _step(self, number: int, batches: Any) -> Optional["Stats"]:
+    def _step(self, number: int, batches: Any) -> Stats | None:
         setup, recipe = self.setup, self.setup.recipe
         lr = SCHEDULES[recipe.lr_policy](recipe.lr, number - 1, recipe.steps)
         began_s = time.perf_counter()
@@ -212,7 +210,7 @@ class _Training:
         setup.ranks.wait()
 
 
-def _moved(stats: "Stats") -> dict[str, float]:
+def _moved(stats: Stats) -> dict[str, float]:
     return {
         "evicted_bytes": stats.evicted_bytes,
         "fetched_bytes": stats.fetched_bytes,

@@ -5,14 +5,18 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import Protocol
 
 import torch
 
 import torch_lms
 
-if TYPE_CHECKING:
-    from torch_lms.runtime.api import Lms
+
+class Session(Protocol):
+    """A session that is on."""
+
+    def stats(self) -> torch_lms.Stats:
+        """What happened so far."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Paging:
     policy: str = "planned"
 
     @contextmanager
-    def session(self, device: torch.device) -> Iterator[Optional["Lms"]]:
+    def session(self, device: torch.device) -> Iterator[Session | None]:
         """A session on that kind of device, or None. What is made inside is not needed after it."""
         if not self.is_on:
             yield None

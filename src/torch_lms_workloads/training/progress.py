@@ -2,15 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Optional
 
 from torch import nn
 
+from torch_lms import Stats
 from torch_lms.units import format_bytes, format_seconds
 from torch_lms_workloads.training.setup import Setup
-
-if TYPE_CHECKING:
-    from torch_lms.runtime.stats import Stats
 
 Say = Callable[[str], None]
 
@@ -35,13 +32,13 @@ class Progress:
             f"{len(setup.material.validation)} to validate with, size {recipe.size}"
         )
         self._say(
-            f"batch {recipe.batch} on each rank, {in_all} in all ({recipe.ranks} ranks x {recipe.accumulate} batches "
-            f"to a step); {recipe.optimizer}, lr {recipe.lr:g} on each rank ({recipe.lr_policy})"
+            f"batch {recipe.batch} on each rank, {in_all} to a step in all (ranks: {recipe.ranks}, accumulated: "
+            f"{recipe.accumulate}); {recipe.optimizer}, lr {recipe.lr:g} on each rank and in all ({recipe.lr_policy})"
         )
         if setup.first_step:
             self._say(f"goes on from step {setup.first_step} of {recipe.steps}")
 
-    def step(self, setup: Setup, number: int, loss: float, step_s: float, stats: Optional["Stats"], peak: int) -> None:
+    def step(self, setup: Setup, number: int, loss: float, step_s: float, stats: Stats | None, peak: int) -> None:
         """Of step ``number``, from 1 on."""
         now = time.monotonic()
         if number not in (setup.first_step + 1, setup.recipe.steps) and now - self._said_s < EVERY_S:

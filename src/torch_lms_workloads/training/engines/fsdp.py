@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from torch_lms_workloads.training.checkpoints import owned
 from torch_lms_workloads.training.engines.base import Engine, State
@@ -53,7 +53,7 @@ class Fsdp(Engine):
         }
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        set_model_state_dict(model, state["model"], options=SPREAD)
+        _load_weights(model, state["model"])
         set_optimizer_state_dict(model, optimizer, owned(state["optimizer"]), options=SPREAD)
 
 
@@ -64,6 +64,17 @@ def parts(model: nn.Module) -> list[nn.Module]:
     large = [child for child in children if sum(parameter.numel() for parameter in child.parameters()) >= LEAST]
     inner = {module for part in large for module in part.modules() if module is not part}
     return [part for part in dict.fromkeys(large) if part not in inner]
+
+
+def _load_weights(model: nn.Module, whole: Mapping[str, Tensor]) -> None:
+    """Not by ``set_model_state_dict``, which fails where a module has two names."""
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            given = whole[name].to(value.device)
+            if isinstance(value, DTensor):
+                value.copy_(distribute_tensor(given, value.device_mesh, value.placements))
+            else:
+                value.copy_(given)
 
 
 @contextmanager
