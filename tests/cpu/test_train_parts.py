@@ -1,6 +1,9 @@
 """Parts of the training loop, on cases that can be worked out."""
 
 import json
+import re
+import shlex
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score, multiclass_jaccard_index
+from train_rig import done
 
 from torch_lms.errors import UsageError
 from torch_lms.runtime import options
@@ -30,6 +33,13 @@ from torch_lms_workloads.workload import MetricName
 @pytest.mark.parametrize("name", ["mIoU", "Dice", "top-1"])
 @pytest.mark.parametrize("batches", [1, 3])
 def test_metrics_count_all_batches_together(name: MetricName, batches: int) -> None:
+    # not at the top: torch_lms_workloads has to be imported before
+    from torchmetrics.functional.classification import (
+        multiclass_accuracy,
+        multiclass_f1_score,
+        multiclass_jaccard_index,
+    )
+
     torch.manual_seed(0)
     shape = (6,) if name == "top-1" else (6, 10, 10)
     found, true = (torch.randint(4, shape) for _ in range(2))
@@ -168,3 +178,33 @@ def test_about_comes_back_from_a_file() -> None:
 def test_an_unknown_optimizer() -> None:
     with pytest.raises(UsageError, match="--optimizer must be one of"):
         chosen_optimizer(unet3d, "lbfgs", None)
+
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = [
+    line
+    for name in ("README.md", "docs/workloads.md", "docs/adding-a-workload.md")
+    for line in (ROOT / name).read_text().splitlines()
+    if re.match(r"torch-lms (train|predict|eval) |torchrun .*-m torch_lms train ", line)
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_in_the_documents_have_such_options(line: str) -> None:
+    _, name, *arguments = shlex.split(re.sub(r"^torchrun .*-m torch_lms", "torch-lms", line), comments=True)
+    command = next(point.load() for point in entry_points(group="torch_lms.commands") if point.name == name)
+    assert command.make_context(name, arguments).params
+
+
+def test_every_option_of_train_is_explained() -> None:
+    document = (ROOT / "docs" / "workloads.md").read_text()
+    [train] = [point.load() for point in entry_points(group="torch_lms.commands") if point.name == "train"]
+    for option in (parameter for parameter in train.params if parameter.param_type_name == "option"):
+        assert re.search(rf"^\|.*`{option.opts[0]}\b.*\|", document, re.MULTILINE), option.opts[0]
+
+
+def test_a_workload_of_ones_own(tmp_path: Path) -> None:
+    thin = f"{ROOT / 'examples' / 'own_workload.py'}:thin"
+    found = done("train", tmp_path, thin, "--data", "synthetic", "--set", "length=2", "--size", 32, "--steps", 2)
+    assert len(found["losses"]) == 2
+    assert found["metric_name"] == "mIoU"

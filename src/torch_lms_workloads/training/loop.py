@@ -15,7 +15,6 @@ from torch_lms_workloads.training.checkpoints import FORMAT, plain_about, write_
 from torch_lms_workloads.training.engines.alone import Alone
 from torch_lms_workloads.training.engines.base import Engine
 from torch_lms_workloads.training.engines.ddp import Ddp
-from torch_lms_workloads.training.engines.fsdp import Fsdp
 from torch_lms_workloads.training.logs import Log
 from torch_lms_workloads.training.memory import peak_bytes
 from torch_lms_workloads.training.paging import Session
@@ -33,8 +32,6 @@ from torch_lms_workloads.training.setup import Setup
 from torch_lms_workloads.training.stepper import Stepper
 from torch_lms_workloads.training.validation import validated
 from torch_lms_workloads.training.weights import take_weights
-
-ENGINES: dict[str, type[Engine]] = {"no": Alone, "ddp": Ddp, "fsdp": Fsdp}
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,18 @@ def _loader(setup: Setup) -> Loader:
     )
 
 
+def _engine(parallel: str) -> Engine:
+    match parallel:
+        case "ddp":
+            return Ddp()
+        case "fsdp":
+            from torch_lms_workloads.training.engines.fsdp import Fsdp  # takes a second
+
+            return Fsdp()
+        case _:
+            return Alone()
+
+
 def _placing(setup: Setup) -> Placing:
     recipe = setup.recipe
     return Placing(
@@ -108,7 +117,7 @@ class _Training:
 
     def __init__(self, setup: Setup, lms: Session | None, log: Log, progress: Progress) -> None:
         self.setup, self.lms, self.log, self.progress = setup, lms, log, progress
-        self.engine = ENGINES[setup.recipe.parallel]()
+        self.engine = _engine(setup.recipe.parallel)
         self.placing = _placing(setup)
         model = self.engine.wrapped(self._built(), setup.device)
         optimizer = setup.optimizer(model.parameters())
