@@ -48,6 +48,11 @@ def test_accumulated_batches_are_one_large_batch(tmp_path: Path) -> None:
         assert float.fromhex(a) == pytest.approx(float.fromhex(b), rel=1e-4)
 
 
+def test_processes_that_read_ahead_change_nothing(tmp_path: Path) -> None:
+    few = (*VOLUMES, "--steps", 2, "--val-every", 2, "--limit", "2MB")
+    assert done("train", tmp_path, *few)["losses"] == done("train", tmp_path, *few, "--workers", 1)["losses"]
+
+
 def test_init_takes_what_fits(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     few = [*VOLUMES, "--steps", 1, "--no-lms"]

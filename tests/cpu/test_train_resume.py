@@ -31,6 +31,7 @@ def test_a_killed_training_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     assert resumed["resumed_from"] == 2
     assert resumed["losses"] == whole["losses"]
     assert resumed["metric"] == whole["metric"]
+    assert resumed["stats"]["unpaged_bytes"] == whole["stats"]["unpaged_bytes"]
     assert logged(folder) == [1, 2, 2, 3, 4, 4, 5, 6, 6]  # at every second step the metric, too
 
 

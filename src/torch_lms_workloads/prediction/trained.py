@@ -33,7 +33,7 @@ class Trained:
     Attributes:
         workload: what it is.
         path: its checkpoint.
-        content: what that holds.
+        content: what that holds, but for tensors: they lie in the file, and could not be paged.
     """
 
     workload: Workload
@@ -54,7 +54,7 @@ class Trained:
     def network(self, placing: Placing) -> nn.Module:
         """With its weights, for prediction."""
         model = self.workload.build(**self.options)
-        model.load_state_dict(self.content["model"])
+        model.load_state_dict(read_checkpoint(self.path)["model"])
         return placing.model(model).eval()
 
     def answer(self, network: nn.Module, placing: Placing, image: Tensor) -> Answer:
@@ -79,4 +79,4 @@ def read_trained(workload: Workload, path: Path) -> Trained:
         raise UsageError(
             f"{path} is a checkpoint of {name}, not of {workload.name}: name that workload, or another file"
         )
-    return Trained(workload, path, content)
+    return Trained(workload, path, {part: content[part] for part in ("recipe", "about", "prepared", "data")})

@@ -11,7 +11,7 @@ from torch import nn
 from torch_lms import Stats
 from torch_lms.errors import LmsError
 from torch_lms_workloads.data.batches import Loader, training_batches
-from torch_lms_workloads.training.checkpoints import FORMAT, plain_about, write_whole
+from torch_lms_workloads.training.checkpoints import FORMAT, plain_about, read_checkpoint, write_whole
 from torch_lms_workloads.training.engines.alone import Alone
 from torch_lms_workloads.training.engines.base import Engine
 from torch_lms_workloads.training.engines.ddp import Ddp
@@ -125,19 +125,20 @@ class _Training:
         self.losses: list[str] = []
         self.step_times_s: list[float] = []
         seed_everything(setup.recipe.seed, setup.ranks.rank)
-        if setup.earlier is not None:
-            self._go_on(setup.earlier)
+        if setup.first_step and setup.checkpoint is not None:
+            self._go_on(read_checkpoint(setup.checkpoint))
 
     def _built(self) -> nn.Module:
         setup = self.setup
         seed_everything(setup.recipe.seed)
         model = setup.workload.build(**setup.recipe.options)
         self.progress.begins(setup, model)
-        if setup.request.init is not None and setup.earlier is None:
+        if setup.request.init is not None and not setup.first_step:
             self.progress.note(take_weights(model, setup.request.init))
         return self.placing.model(model).train()
 
     def _go_on(self, earlier: dict[str, Any]) -> None:
+        """Nobody else keeps ``earlier``: its tensors lie in a file, and could not be paged."""
         self.engine.load(self.stepper.model, self.stepper.optimizer, earlier)
         self.stepper.scaler.load_state_dict(earlier["scaler"])
         self.losses = list(earlier["losses"])

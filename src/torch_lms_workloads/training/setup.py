@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class Setup:
         material: samples.
         device: of this rank.
         val_every: steps from one validation to the next.
-        earlier: the checkpoint that is gone on from.
+        first_step: steps that were done before, by the checkpoint that is gone on from; 0 without one.
     """
 
     workload: Workload
@@ -40,12 +39,7 @@ class Setup:
     material: Material
     device: torch.device
     val_every: int
-    earlier: dict[str, Any] | None
-
-    @property
-    def first_step(self) -> int:
-        """Steps that were done before."""
-        return 0 if self.earlier is None else int(self.earlier["step"])
+    first_step: int
 
     @property
     def checkpoint(self) -> Path | None:
@@ -89,8 +83,8 @@ def set_up(workload: Workload, request: Request, ranks: Ranks) -> Setup:
         seed=request.seed,
         parallel=request.parallel if ranks.count > 1 else "no",
     )
-    earlier = _earlier(request, recipe)
-    return Setup(workload, request, ranks, recipe, optimizer, material, device, request.val_every or epoch, earlier)
+    val_every = request.val_every or epoch
+    return Setup(workload, request, ranks, recipe, optimizer, material, device, val_every, _first_step(request, recipe))
 
 
 def _check(request: Request, ranks: Ranks, device: torch.device) -> None:
@@ -113,14 +107,14 @@ def _check_folder(folder: Path) -> None:
         raise UsageError(f"--checkpoint-dir {folder} cannot be written to: name another")
 
 
-def _earlier(request: Request, recipe: Recipe) -> dict[str, Any] | None:
+def _first_step(request: Request, recipe: Recipe) -> int:
     path = None if request.folder is None else request.folder / NAME
     if path is None or not path.exists():
-        return None
+        return 0
     earlier = read_checkpoint(path)
     if not request.resume:
         raise UsageError(
             f"{path} is there already, of step {earlier['step']}: go on from it with --resume, or name another folder"
         )
     recipe.check_continues(earlier["recipe"], path)
-    return earlier
+    return int(earlier["step"])
