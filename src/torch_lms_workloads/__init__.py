@@ -1,14 +1,18 @@
 """Networks as large as torch-lms is made for, ready to be planned, trained and measured.
 
-Found by ``torch_lms`` through the entry points ``torch_lms.workloads`` and never imported by it. Lower files first:
+Found by ``torch_lms`` through the entry points ``torch_lms.workloads`` and ``torch_lms.commands``, never imported by
+it. Lower files first:
 
     torchvision_operators       lets torchvision be imported beside a torch that it was not built for
     edges, samples              where maps change; what goes into a network
     losses, dual_task           what is trained
     data                        what it is trained on: folders of pictures and volumes
     nets                        networks, one a file
-    workload                    a network, its samples, its loss and its optimizer, in one value
+    workload                    a network, its data, its loss, its metric and its optimizer, in one value
     catalogue                   the workloads, one a file
+    training                    one training loop for all of them
+    prediction                  what a trained network says of whole images
+    commands                    torch-lms train, predict, eval
 
 Importing the package loads none of the libraries that the networks come from.
 """

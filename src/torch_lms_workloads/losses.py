@@ -4,7 +4,6 @@ No shape depends on values, so all of it can be traced.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ IGNORED = 255
 AUXILIARY_WEIGHT = 0.3
 """Of each of GoogLeNet's auxiliary classifiers (arXiv 1409.4842, section 5)."""
 
-cross_entropy = partial(F.cross_entropy, ignore_index=IGNORED)
-"""Mean over pixels with a known label, or over images, or over tokens."""
-
 
 def classification(logits: Tensor, classes: Tensor) -> Tensor:
     """Cross entropy of logits (batch, classes)."""
@@ -27,7 +23,7 @@ def classification(logits: Tensor, classes: Tensor) -> Tensor:
 
 def segmentation(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy of logits (batch, classes, height, width)."""
-    return cross_entropy(logits, labels)
+    return _over_known(logits, labels)
 
 
 def next_token(logits: Tensor, following: Tensor) -> Tensor:
@@ -58,7 +54,16 @@ def volumes(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _overlap(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels) + _dice(logits.softmax(1), labels)
+    return _over_known(logits, labels) + _dice(logits.softmax(1), labels)
+
+
+def _over_known(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean of the cross entropy over what has a known label; 0 if nothing has.
+
+    CUDA's own mean over the pixels of maps adds them up in any order.
+    """
+    entropies = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+    return entropies.sum() / (labels != IGNORED).sum().clamp(min=1)
 
 
 def _dice(shares: Tensor, labels: Tensor, smooth: float = 1e-5) -> Tensor:

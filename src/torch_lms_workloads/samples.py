@@ -41,7 +41,7 @@ def labelled_images(size: int, batch: int, options: Mapping[str, Any]) -> Sample
 def outlined_images(size: int, batch: int, options: Mapping[str, Any]) -> Sample:
     """Images (batch, 3, size, size); for each pixel its class, and whether it lies on a boundary."""
     inputs, labels = labelled_images(size, batch, options)
-    return Sample(inputs, (labels, outlines(labels)))
+    return Sample(inputs, with_outlines(labels))
 
 
 def labelled_volumes(size: int, batch: int, options: Mapping[str, Any]) -> Sample:
@@ -54,6 +54,11 @@ def tokens(size: int, batch: int, options: Mapping[str, Any]) -> Sample:
     """Sequences of tokens (batch, size); for each token the one after it."""
     text = torch.randint(options["vocabulary"], (batch, size + 1))
     return Sample((text[:, :-1],), text[:, 1:])
+
+
+def with_outlines(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes, and where boundaries are."""
+    return labels, outlines(labels)
 
 
 def outlines(labels: Tensor, radius: int = 2) -> Tensor:

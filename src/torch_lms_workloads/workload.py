@@ -1,9 +1,9 @@
-"""A workload: a network, made-up samples for it, its loss and its optimizer, in one value."""
+"""A workload: a network, what it is trained on, its loss, its metric and its optimizer, in one value."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch_lms.errors import UsageError
 from torch_lms_workloads.samples import Sample
 
 Options = Mapping[str, Any]
+MetricName = Literal["mIoU", "Dice", "top-1"]
 Built = tuple[nn.Module, tuple[Tensor, ...], Callable[[Any], Tensor]]
 
 
@@ -72,6 +73,11 @@ class Workload:
         optimizer: the same.
         options: what can be chosen, and what is taken otherwise.
         bounds: by the options, what the network can take.
+        metric: mean intersection over union, Dice's coefficient without the background, or the share of images whose
+            class was found. None: there are no data to train it on, and it is only planned and measured.
+        channels: of an image.
+        targets: what the loss takes, of what a data set has.
+        scores: of the outputs without training, the logits of the classes.
     """
 
     name: str
@@ -85,6 +91,10 @@ class Workload:
     optimizer: OptimizerChoice
     options: Options = field(default_factory=dict)
     bounds: Callable[[Options], Bounds] = lambda options: Bounds()
+    metric: MetricName | None = None
+    channels: int = 3
+    targets: Callable[[Tensor], Any] = lambda targets: targets
+    scores: Callable[[Any], Tensor] = lambda outputs: outputs
 
     def __call__(self, size: int | None = None, batch: int | None = None, **options: Any) -> Built:
         """Make it, on the default device; under ``FakeTensorMode`` without taking memory.

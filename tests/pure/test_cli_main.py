@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 
 from torch_lms.cli import main as cli
+from torch_lms.cli.further import ENTRY_POINTS, loaded, summary_of
+from torch_lms.cli.named_values import named_values
 from torch_lms.cli.output import json_option, people_console, to_plain, write_json
 from torch_lms.errors import LmsError, SessionError, UsageError, WorkingSetError
 
@@ -73,7 +76,47 @@ def test_every_command_has_its_module(name: str) -> None:
 def test_help_lists_every_command() -> None:
     shown = command_line("-h")
     assert shown.returncode == 0
-    assert all(f"\n  {name} " in shown.stdout for name in cli.COMMANDS)
+    assert all(f"\n  {name} " in shown.stdout for name in [*cli.COMMANDS, "eval", "predict", "train"])
+
+
+def test_other_packages_bring_commands_and_their_files_say_what_they_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brought").mkdir()
+    (tmp_path / "brought/__init__.py").write_text("raise AssertionError('imported for --help')")
+    (tmp_path / "brought/dance.py").write_text('"""Dance.\n\nMore of it."""\nimport nothing_of_the_kind\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert summary_of(point("dance", "brought.dance:command")) == "Dance."
+    assert summary_of(point("dance", "nowhere.dance:command")) == ""
+
+
+def test_a_command_whose_requirements_are_missing_says_what_to_install() -> None:
+    with pytest.raises(UsageError, match=r"dance cannot be loaded .*pip install 'torch-lms\[workloads\]'"):
+        loaded(point("dance", "nothing_of_the_kind:command"))
+
+
+def point(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, ENTRY_POINTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ("levels=3", "levels", 3),
+        ("output-stride=8", "output_stride", 8),
+        ("spacing=0.8,0.8,1.5", "spacing", (0.8, 0.8, 1.5)),
+        ("skip_missing=True", "skip_missing", True),
+        ("label=a=b", "label", "a=b"),
+    ],
+)
+def test_values_by_name(given: str, name: str, value: object) -> None:
+    option = click.Option(["--set"])
+    assert named_values(click.Context(click.Command("c")), option, ("levels=1", given))[name] == value
+
+
+def test_values_need_a_name() -> None:
+    with pytest.raises(UsageError, match="--set takes NAME=VALUE; got 'levels'"):
+        named_values(click.Context(click.Command("c")), click.Option(["--set"]), ("levels",))
 
 
 def test_version_names_torch_and_python() -> None:

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
-    *("docs/machines.md", "docs/workloads.md"),
+    *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md"),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import NoReturn, cast
 import click
 
 from torch_lms.cli.failure import FAILED, INTERRUPTED, explain
+from torch_lms.cli.further import further_commands, loaded, summary_of
 from torch_lms.errors import LmsError
 
 # The name of the module under torch_lms.cli, and what `torch-lms --help` says of it without importing it.
@@ -27,16 +28,17 @@ class _LazyCommands(click.Group):
     """Imports a command's module when that command is asked for: torch takes seconds to import."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *(point.name for point in further_commands())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        return cast(click.Command, importlib.import_module(f"torch_lms.cli.{cmd_name}").command)
+        if cmd_name in COMMANDS:
+            return cast(click.Command, importlib.import_module(f"torch_lms.cli.{cmd_name}").command)
+        return next((loaded(point) for point in further_commands() if point.name == cmd_name), None)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        further = [(point.name, summary_of(point)) for point in further_commands()]
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items(), *further])
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:

@@ -1,15 +1,15 @@
 """``torch-lms plan``: will it fit, and how fast? Nothing is allocated, and nothing runs but the simulator."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from torch_lms.cli.named_values import named_values
 from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
 from torch_lms.cli.plan_answer import CHECKPOINT, Question, answer, largest
 from torch_lms.cli.plan_report import show
 from torch_lms.cli.plan_target import AMP, Setting, find, workload_names
-from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine, calibration_for, load, names
 from torch_lms.planner import POLICIES
 from torch_lms.units import parse_bytes
@@ -22,7 +22,14 @@ THIS = "this"
 @click.option("--size", type=click.IntRange(1), help="Length of a side (default: the workload's own).")
 @click.option("--batch", type=click.IntRange(1), help="Of one step, over all --gpus (default: the workload's own).")
 @click.option("--output-stride", type=int, help="Of deeplabv3plus: 8 or 16.")
-@click.option("--set", "options", multiple=True, metavar="NAME=VALUE", help="An option of the workload. Repeatable.")
+@click.option(
+    "--set",
+    "options",
+    multiple=True,
+    callback=named_values,
+    metavar="NAME=VALUE",
+    help="An option of the workload. Repeatable.",
+)
 @click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Of the model.")
 @click.option("--amp", type=click.Choice(list(AMP)), default="no", show_default=True, help="Autocast.")
 @click.option("--optimizer", help="Of torch.optim, any case (default: the workload's own, or sgd).")
@@ -45,7 +52,7 @@ THIS = "this"
 @json_option
 def command(
     target: str | None,
-    options: Sequence[str],
+    options: Mapping[str, Any],
     output_stride: int | None,
     machines: str,
     limit: str | None,
@@ -69,7 +76,7 @@ def command(
         raise click.UsageError(f"expected a TARGET: one of {', '.join(workload_names())}, or module:function")
     if (epochs is None) != (samples is None):
         raise click.UsageError("--epochs and --samples belong together")
-    chosen = dict(map(_option, options)) | ({} if output_stride is None else {"output_stride": output_stride})
+    chosen = {**options} | ({} if output_stride is None else {"output_stride": output_stride})
     console, function = people_console(json_to), find(target)
     answers = []
     for name in machines.split(","):
@@ -124,22 +131,3 @@ def _machine(name: str) -> tuple[Machine, Calibration]:
     from torch_lms.runtime.calibrate import this_machine
 
     return this_machine()
-
-
-def _option(given: str) -> tuple[str, Any]:
-    name, is_there, value = given.partition("=")
-    if not is_there or not name:
-        raise UsageError(f"--set takes NAME=VALUE; got {given!r}")
-    return name.replace("-", "_"), _value(value)
-
-
-def _value(text: str) -> Any:
-    """Numbers and truth values as such."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -151,6 +151,17 @@ def _need(traced: Traced, gpus: int) -> Need:
     return need_of(traced.trace, traced.gradient_bytes if gpus > 1 else 0)
 
 
+def largest_within(question: Question, what: str, nbytes: int) -> Largest:
+    """The largest "size" or "batch" of a step that ``nbytes`` of device memory hold, below which there is room enough.
+
+    Raises:
+        UsageError: the target takes no such keyword, or needs one to begin with.
+    """
+    search = _Search(question, what)
+    without = search.run(lambda traced: need_of(traced.trace).stock / nbytes)
+    return Largest(what, without, search.run(lambda traced: need_of(traced.trace).largest_op / nbytes))
+
+
 def _below(machine: Machine) -> float:
     """Bytes of the lower tiers."""
     host = machine.host_bytes if machine.link is not None else 0

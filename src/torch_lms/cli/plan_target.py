@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch_lms.cli.further import missing
 from torch_lms.errors import LmsError, UsageError
 from torch_lms.trace import Trace
 
@@ -95,9 +96,7 @@ def find(name: str) -> Target:
             try:
                 workload: Target = point.load()
             except ImportError as error:
-                raise UsageError(
-                    f"{name} cannot be loaded ({error}): install its requirements, pip install 'torch-lms[workloads]'"
-                ) from error
+                raise missing(name, error) from error
             return workload
     known = workload_names()
     near = difflib.get_close_matches(name, known)

@@ -103,5 +103,11 @@ def _limit(limit: int | str, kind: str) -> int | None:
 def _host_limit(limit: int | str) -> int:
     memory = read_host_memory()
     if limit == "auto":
-        return int(memory.binding()[1] * _HOST_SHARE)
+        return int(memory.binding()[1] * _HOST_SHARE) // _ranks_here()
     return parse_bytes(limit, name="host_limit", whole=memory.total)
+
+
+def _ranks_here() -> int:
+    """How many processes of one training share this machine, as launchers such as torchrun tell them."""
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(told)) if told.isdecimal() else 1

@@ -27,4 +27,5 @@ deeplabv3plus = Workload(
     optimizer=OptimizerChoice(SGD, {"lr": 0.007, "momentum": 0.9, "weight_decay": 4e-5}),
     options={"backbone": "xception65", "output_stride": 16, "classes": 21, "freeze_batch_norm": False},
     bounds=_bounds,
+    metric="mIoU",
 )

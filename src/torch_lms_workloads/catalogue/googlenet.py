@@ -19,4 +19,5 @@ googlenet = Workload(
     optimizer=OptimizerChoice(SGD, {"lr": 0.0075, "momentum": 0.9}),
     options={"classes": 1000},
     bounds=lambda options: Bounds(size=64),
+    metric="top-1",
 )

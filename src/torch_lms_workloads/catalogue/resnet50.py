@@ -19,4 +19,5 @@ resnet50 = Workload(
     optimizer=OptimizerChoice(SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}),
     options={"model": "resnet50", "classes": 1000},
     bounds=lambda options: Bounds(size=64),
+    metric="top-1",
 )

@@ -26,4 +26,6 @@ unet3d = Workload(
     optimizer=OptimizerChoice(SGD, {"lr": 0.01, "momentum": 0.99, "nesterov": True, "weight_decay": 3e-5}),
     options={"classes": 3, "levels": 5, "channels": 32, "deep_supervision": False},
     bounds=_bounds,
+    metric="Dice",
+    channels=1,
 )

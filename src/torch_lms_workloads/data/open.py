@@ -55,6 +55,11 @@ def open_whole(path: str | Path, *, split: str = "val", kind: str | None = None,
     return Wholes(form.open(root, split, options))
 
 
+def format_of(path: str | Path, kind: str | None = None) -> Format:
+    """The format of a data set. Errors as those of ``open_data``."""
+    return _recognized(path, kind)[0]
+
+
 def _recognized(path: str | Path, kind: str | None) -> tuple[Format, Path]:
     root = Path(path)
     if path == synthetic.kind or kind == synthetic.kind:

@@ -1,0 +1,1 @@
+"""How ranks train one network together, one way a file."""
