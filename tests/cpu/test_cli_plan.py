@@ -96,6 +96,14 @@ def _flat(values: dict[str, str]) -> list[str]:
     return [part for pair in values.items() for part in pair]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_other_kinds_of_numbers(dtype: str, tmp_path: Path) -> None:
+    (single,) = asked(tmp_path, "googlenet", "--size", "224", "--batch", "8", "--machine", V100)
+    (other,) = asked(tmp_path, "googlenet", "--size", "224", "--batch", "8", "--machine", V100, "--dtype", dtype)
+    factor = 2 if dtype == "float64" else 0.5
+    assert other["demand_bytes"] == pytest.approx(factor * single["demand_bytes"], rel=0.15)
+
+
 def test_hours_in_all(tmp_path: Path) -> None:
     (found,) = asked(tmp_path, EXAMPLE, "--machine", V100, "--epochs", "10", "--samples", "1000")
     assert found["epoch_s"] == pytest.approx(500 * found["step_s"])

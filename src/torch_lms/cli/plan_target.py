@@ -167,10 +167,6 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
     from torch_lms.capture.fake import trace_step
 
     model, inputs, loss = _built(name, target, setting)
-    if setting.dtype is not None:
-        dtype = getattr(torch, setting.dtype)
-        model = model.to(dtype)
-        inputs = tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs)
     if setting.checkpoints:
         checkpoint_blocks(model)
     model.train(not setting.is_inference)
@@ -200,11 +196,15 @@ def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any,
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     given = _arguments(name, target, setting)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, setting.dtype or str(before).removeprefix("torch.")))
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             built = target(**given)
     except DataDependentOutputException:
         built = target(**given)
+    finally:
+        torch.set_default_dtype(before)
     if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], torch.nn.Module):
         raise UsageError(f"{name} returned {_kind(built)}: {_CONTRACT}")
     model, inputs, *rest = built
