@@ -90,8 +90,9 @@ def command(
                 asked["policy"],
                 None if limit is None else parse_bytes(limit, name="--limit", whole=usable),
             )
-            found = answer(question, machine, calibration)
-            if what is not None:
+            if what is None:
+                found = answer(question, machine, calibration)
+            else:
                 found = largest(question, what, machine, calibration)
             answers.append(found if epochs is None or samples is None else found.lasting(epochs, samples))
     if compare:

@@ -8,7 +8,7 @@ from typing import Any
 from torch_lms.cli.plan_target import Setting, Target, Traced, trace
 from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import HOST_SHARE, Forecast, Need, forecast, need_of
+from torch_lms.planner import Forecast, Need, below_bytes, forecast, need_of
 from torch_lms.trace import demand_curve
 
 CHECKPOINT = "checkpoint"
@@ -134,7 +134,7 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     def paged(traced: Traced) -> float:
         """The largest operation on the device, and the rest below it."""
         away = max(0, demand_curve(traced.trace).demand_bytes - usable)
-        return max(_need(traced, gpus).largest_op / usable, gpus * away / _below(machine))
+        return max(_need(traced, gpus).largest_op / usable, away / max(1, below_bytes(machine, gpus)))
 
     without, with_lms = search.run(stock), search.run(paged)
     if not with_lms:
@@ -162,25 +162,21 @@ def largest_within(question: Question, what: str, nbytes: int) -> Largest:
     return Largest(what, without, search.run(lambda traced: need_of(traced.trace).largest_op / nbytes))
 
 
-def _below(machine: Machine) -> float:
-    """Bytes of the lower tiers."""
-    host = machine.host_bytes if machine.link is not None else 0
-    return max(1.0, HOST_SHARE * host + (machine.disk.nbytes if machine.disk is not None else 0))
-
-
 class _Search:
     """By size or batch. What a step needs grows with it; every step is traced once."""
 
     def __init__(self, question: Question, what: str) -> None:
         self._question, self._what = question, what
-        self._known: dict[int, Traced | None] = {}
-        default = getattr(question.setting, what) or getattr(question.target, what, None)
-        if default is None:
+        own, gpus = getattr(question.target, what, None), question.setting.gpus
+        start = getattr(question.setting, what) or (own and own * (gpus if what == "batch" else 1))
+        if start is None:
             raise UsageError(f"--max {what} needs a --{what} to begin with: {question.name} has none of its own")
-        self._step = question.setting.gpus if what == "batch" else self._granule(default)
+        self._start: int = start
+        self._known: dict[int, Traced | None] = {start: self.at(start).traced()}  # refused here: refused for good
+        self._step = gpus if what == "batch" else self._granule()
         self.least = self._step
 
-    def _granule(self, size: int) -> int:
+    def _granule(self) -> int:
         """What sizes must be a multiple of, where the target says so."""
         bounds = getattr(self._question.target, "bounds", None)
         if bounds is None:
@@ -205,8 +201,6 @@ class _Search:
             try:
                 self._known[value] = self.at(value).traced()
             except UsageError:
-                if not any(self._known.values()) and value > self._step * 64:
-                    raise
                 self._known[value] = None
         return self._known[value]
 
@@ -216,9 +210,8 @@ class _Search:
         Guesses by how the share grew between the two tries nearest to 1.
         """
         step = self._step
-        start: int = getattr(self._question.setting, self._what) or getattr(self._question.target, self._what)
         tried: dict[int, float] = {}
-        value = max(step, start // step * step)
+        value = max(step, self._start // step * step)
         for _ in range(_MOST_TRIES):
             found = self._try(value)
             tried[value] = share(found) if found is not None else 0.0

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch_lms.cli.plan_answer import Question, answer, largest
 from torch_lms.cli.plan_target import Setting, Traced, find
@@ -166,8 +165,3 @@ def _forecast(name: str, setting: Setting, policy: str, machine: str) -> Forecas
 
 def _times(ratios: list[float]) -> str:
     return ", ".join(f"{ratio:.2f} x" for ratio in ratios)
-
-
-def table(found: list[Row]) -> list[dict[str, Any]]:
-    """For programs."""
-    return [vars(row) for row in found]

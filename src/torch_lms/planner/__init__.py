@@ -3,14 +3,13 @@
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
-from torch_lms.planner.forecast import HOST_SHARE, POLICIES, Forecast, Need, forecast, need_of
+from torch_lms.planner.forecast import POLICIES, Forecast, Need, below_bytes, forecast, need_of
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.remakes import Makers
 from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
 
 __all__ = [
-    "HOST_SHARE",
     "POLICIES",
     "Choice",
     "Forecast",
@@ -20,6 +19,7 @@ __all__ = [
     "Rules",
     "Speeds",
     "Walker",
+    "below_bytes",
     "bound_seconds",
     "choose",
     "floor_bytes",

@@ -21,7 +21,7 @@ POLICIES = ("planned", "planned-moves", "reactive", "none", *RIVALS)
 FRAGMENTATION = 0.04
 """Of what a program holds, what the allocator holds in vain: an assumption."""
 
-HOST_SHARE = 0.9
+_HOST_SHARE = 0.9
 """Of the host's memory, what pages may have."""
 
 _STEPS = 3
@@ -281,6 +281,11 @@ def _simulated(work: Trace, limit: int, machine: Machine, gpus: int, policy: str
         return None
 
 
+def below_bytes(machine: Machine, gpus: int) -> int:
+    """What the lower tiers hold for each of ``gpus`` ranks."""
+    return sum(_tiers(machine, gpus)[0].values())
+
+
 def _tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:
     """The lower tiers, and what the slowest rank has of the links while ``gpus`` copy at once: all wait for it."""
     tiers: dict[Tier, int] = {}
@@ -293,7 +298,7 @@ def _tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:
     link = min(machine.links(gpus), key=lambda link: link.both_bytes_per_s)
     out, back = link.to_host_bytes_per_s, link.to_device_bytes_per_s
     speeds = LinkSpeeds(out, back, write, read, link.both_bytes_per_s, link.latency_s)
-    return {Tier.HOST: int(HOST_SHARE * machine.host_bytes) // gpus, **tiers}, speeds
+    return {Tier.HOST: int(_HOST_SHARE * machine.host_bytes) // gpus, **tiers}, speeds
 
 
 def _exposed_s(work: Trace, machine: Machine, gpus: int, gradient_bytes: int) -> float:

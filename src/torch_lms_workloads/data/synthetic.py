@@ -33,8 +33,8 @@ MOST_CLASSES = {"segmentation": 255, "classification": 1_000_000}
 """A label 255 is one that does not count."""
 
 
-class SyntheticPictures(Source):
-    """Pictures of patches, each in the colour of its class and noisy; or of one colour, for classification."""
+class Synthetic(Source):
+    """So many samples of a size, each from its own seed."""
 
     def __init__(self, about: About, length: int, size: int, seeds: tuple[int, int]) -> None:
         self.about = about
@@ -44,6 +44,10 @@ class SyntheticPictures(Source):
 
     def __len__(self) -> int:
         return self.length
+
+
+class SyntheticPictures(Synthetic):
+    """Pictures of patches, each in the colour of its class and noisy; or of one colour, for classification."""
 
     def crop(self, index: int, size: int, draw: Generator | None) -> tuple[Tensor, Tensor]:
         picture, classes = self._made(index)
@@ -67,17 +71,8 @@ class SyntheticPictures(Source):
         return Image.fromarray(np.clip(colours + noise, 0, 255).astype(np.uint8)), classes
 
 
-class SyntheticVolumes(Source):
+class SyntheticVolumes(Synthetic):
     """Volumes of patches, the brighter the higher their class."""
-
-    def __init__(self, about: About, length: int, size: int, seeds: tuple[int, int]) -> None:
-        self.about = about
-        self.length = length
-        self.size = size
-        self.seeds = seeds
-
-    def __len__(self) -> int:
-        return self.length
 
     def crop(self, index: int, size: int, draw: Generator | None) -> tuple[Tensor, Tensor]:
         return volume_crop(*self._made(index), size, draw)
