@@ -4,9 +4,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 import torch_lms
 from torch_lms.runtime import api
+
+torch.backends.disable_global_flags()  # as PyTorch's own tests do when they are imported: for all tests, or for none
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,12 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torch_lms.capture import split
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.tensors import untyped_storage
 from torch_lms.capture.work import work_of
 from torch_lms.errors import UnsupportedError, UsageError
-from torch_lms.trace import Living, Recorder, Trace
+from torch_lms.trace import Living, Recorder, Trace, Work
 from torch_lms.units import parse_bytes
 
 Loss = Callable[[Any], torch.Tensor]
@@ -41,6 +43,9 @@ _NOT_KNOWN = (
     UnsupportedOperatorException,
 )
 _DEVICES = ("cpu", "cuda")
+
+_WHOLE = 256 << 20
+"""Bytes up to which an operation is not cut."""
 
 
 def trace_step(
@@ -215,7 +220,7 @@ class _Tracer(TorchDispatchMode):
         super().__init__()
         self._min_size = max(1, min_size)
         self._registry = Registry()
-        self._recorder: Recorder | None = None
+        self._whole = self._in_parts = Recorder(())
         self._unit = object()
         self.trace = Trace((), ())
 
@@ -225,13 +230,12 @@ class _Tracer(TorchDispatchMode):
         storages = {
             id(s): s for tensor in living if isinstance(tensor, torch.Tensor) for s in [untyped_storage(tensor)]
         }
-        self._recorder = Recorder(())
         pages = [entry for storage in storages.values() if (entry := self._entry(storage)) is not None]
-        self._recorder = Recorder(Living(entry.page, entry.nbytes) for entry in pages)
+        self._whole, self._in_parts = (Recorder(Living(page.page, page.nbytes) for page in pages) for _ in range(2))
         with self:
             yield
         self._bury()
-        self.trace = self._recorder.finish(0.0)
+        self.trace = replace(self._whole.finish(0.0), cut=self._in_parts.finish(0.0))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -251,22 +255,55 @@ class _Tracer(TorchDispatchMode):
         return self._recorded(info, func, args, kwargs)
 
     def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert self._recorder is not None
-        used = self._pages((args, kwargs))
-        result = func(*args, **kwargs)
+        whole = split.Part(args, kwargs)
+        parts, slices = [whole], tuple[int, ...]()
+        is_large = self._nbytes((args, kwargs)) > _WHOLE
+        if is_large:
+            parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
+        results = [func(*part.args, **part.kwargs) for part in parts]
+        result = results[0] if len(parts) == 1 else split.join(info, results)
+        self._write(self._whole, info, func, whole, result)
+        if is_large and info.name == split.CAT:
+            self._write_cat(info, func, args[0], result)
+        elif slices:
+            self._write_on_copies(info, func, args, slices, result)
+        else:
+            for part, its in zip(parts, results, strict=True):
+                self._write(self._in_parts, info, func, part, its)
+        return result
+
+    def _nbytes(self, values: Any) -> int:
+        return sum(page.nbytes for page in self._pages(values))
+
+    def _write(self, recorder: Recorder, info: OpInfo, func: Any, part: split.Part, result: Any) -> None:
+        args, kwargs = part.args, part.kwargs
+        given = [value for position, value in enumerate(args) if position != part.shape_only]
+        used = self._pages((given, kwargs))
         made = [page for page in self._pages(result) if page not in used]
         if not used and not made:
-            self._recorder.small()
-            return result
+            recorder.small()
+            return
         work = work_of(info, func, args, kwargs, result)
-        new_bytes = sum(page.nbytes for page in made)
-        for page in used:
-            self._recorder.found(Living(page.page, page.nbytes))
-        self._recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
-        for page in made:
-            self._recorder.created(Living(page.page, page.nbytes))
-        self._recorder.wrote(page.page for page in self._pages(info.written_args(args, kwargs)))
-        return result
+        _begins(recorder, info, used, made, work)
+        recorder.wrote(page.page for page in self._pages(info.written_args(args, kwargs)))
+
+    def _write_on_copies(
+        self, info: OpInfo, func: Any, args: tuple[Any, ...], slices: tuple[int, ...], result: Any
+    ) -> None:
+        """After each slice was copied out of its page."""
+        copies, clone = split.with_copies(args, slices), torch.ops.aten.clone.default
+        for position in slices:
+            self._write(self._in_parts, describe(clone), clone, split.Part((args[position],), {}), copies[position])
+        self._write(self._in_parts, info, func, split.Part(copies, {}), result)
+
+    def _write_cat(self, info: OpInfo, func: Any, tensors: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """One copy for each tensor: the first makes the result, the others write it."""
+        made = self._pages(result)
+        for number, tensor in enumerate(tensors):
+            used, its = self._pages(tensor), made if number == 0 else []
+            work = work_of(info, func, ([tensor],), {}, tensor)
+            _begins(self._in_parts, info, used if its else [*used, *made], its, work)
+            self._in_parts.wrote(page.page for page in made if not its)
 
     def _pages(self, values: Any) -> list[Entry]:
         """Of the tensors among ``values``, each once."""
@@ -280,9 +317,19 @@ class _Tracer(TorchDispatchMode):
         return entry
 
     def _bury(self) -> None:
-        assert self._recorder is not None
         for entry in self._registry.dead():
-            self._recorder.died(entry.page)
+            for recorder in (self._whole, self._in_parts):
+                if entry.page in recorder.numbers:
+                    recorder.died(entry.page)
+
+
+def _begins(recorder: Recorder, info: OpInfo, used: list[Entry], made: list[Entry], work: Work) -> None:
+    for page in used:
+        recorder.found(Living(page.page, page.nbytes))
+    new_bytes = sum(page.nbytes for page in made)
+    recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
+    for page in made:
+        recorder.created(Living(page.page, page.nbytes))
 
 
 class _AsOnCuda(TorchFunctionMode):

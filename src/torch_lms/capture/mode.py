@@ -15,7 +15,8 @@ from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sizes import Sizes
+from torch_lms.capture.sizes import Sizes, like
+from torch_lms.capture.stand_in import for_gradient_of_input
 from torch_lms.capture.tensors import (
     has_wrapper,
     is_plain,
@@ -166,18 +167,34 @@ class LmsMode(TorchDispatchMode):
         op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
-        if info.list_args and sum(entry.nbytes for entry in entries) + op.new_bytes > most:
-            return self._run_cut(op, most if info.writes else most // 2)
+        if sum(entry.nbytes for entry in entries) + op.new_bytes > most:
+            return self._run_large(op, most)
         return self._execute(op)
 
-    def _run_cut(self, op: "_Op", most: int) -> Any:
+    def _run_large(self, op: "_Op", most: int) -> Any:
+        """In parts, if there is a way (N10)."""
+        info = op.info
+        if info.name == split.CAT:
+            with self:
+                return split.cat(like(op.func, op.args, op.kwargs), *op.args, **op.kwargs)
+        if slices := split.slices(info, op.args):
+            with self:
+                return op.func(*split.with_copies(op.args, slices), **op.kwargs)
+        parts = split.parts(info, op.args, op.kwargs, self._nbytes, most if info.writes else most // 2)
+        if len(parts) == 1:
+            return self._execute(op)
         results = []
-        for args, kwargs in split.runs(op.info, op.args, op.kwargs, self._nbytes, most):
-            tensors = tensors_among((*args, *kwargs.values()))
-            run = _Op(self._find, op.func, op.info, args, kwargs, tensors, self._entries(tensors))
-            run.new_bytes = self._sizes.new_bytes(op.func, op.info, args, kwargs)
+        for part in parts:
+            args, kwargs = part.args, part.kwargs
+            used: tuple[Any, ...] = (*args, *kwargs.values())
+            if part.shape_only >= 0 and (stand_in := for_gradient_of_input(args)) is not None:
+                used = (*args[: part.shape_only], *args[part.shape_only + 1 :])
+                args = (*args[: part.shape_only], stand_in, *args[part.shape_only + 1 :])
+            tensors = tensors_among(used)
+            run = _Op(self._find, op.func, info, args, kwargs, tensors, self._entries(tensors))
+            run.new_bytes = self._sizes.new_bytes(op.func, info, args, kwargs)
             results.append(self._execute(run))
-        return split.join(results)
+        return split.join(info, results)
 
     def _execute(self, op: "_Op") -> Any:
         sink, info = self._sink, op.info

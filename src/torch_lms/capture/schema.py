@@ -105,6 +105,7 @@ class OpInfo:
         has_object: it takes or gives an object of C++, which may go on using any tensor.
         collective: it communicates, and may go on after it has returned.
         list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
+        pointwise: it treats each element by itself.
         repeatable: called again with the same, it gives the same bits.
     """
 
@@ -120,6 +121,7 @@ class OpInfo:
     has_object: bool
     collective: bool
     list_args: tuple[int, ...]
+    pointwise: bool
     repeatable: bool
 
     @property
@@ -182,6 +184,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         has_object=_OBJECT in str(schema),
         collective=False,
         list_args=_list_args(schema),
+        pointwise=torch.Tag.pointwise in func.tags,
         repeatable=_is_repeatable(func),
     )
 
@@ -217,5 +220,6 @@ def _opaque(func: Any) -> OpInfo:
         has_object=_OBJECT in str(getattr(func, "_schema", "")),
         collective=getattr(func, "namespace", "") in _COLLECTIVES,
         list_args=(),
+        pointwise=False,
         repeatable=False,
     )

@@ -56,6 +56,12 @@ def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         return _infer_unseen(func, args, kwargs)
 
 
+def like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``func`` would give, on the meta device."""
+    with torch._C._DisableTorchDispatch():
+        return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
+
+
 def _infer_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     try:
         meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))

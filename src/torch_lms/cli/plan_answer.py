@@ -8,7 +8,7 @@ from typing import Any
 from torch_lms.cli.plan_target import Setting, Target, Traced, trace
 from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import Forecast, Need, below_bytes, forecast, need_of
+from torch_lms.planner import Forecast, Need, below_bytes, forecast, within
 from torch_lms.trace import demand_curve
 
 CHECKPOINT = "checkpoint"
@@ -128,13 +128,16 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     search = _Search(question, what)
     gpus, usable = question.setting.gpus, machine.accelerator.usable_bytes
 
+    def need(traced: Traced) -> Need:
+        return within(traced.trace, usable, traced.gradient_bytes if gpus > 1 else 0)[1]
+
     def stock(traced: Traced) -> float:
-        return _need(traced, gpus).stock / usable
+        return need(traced).stock / usable
 
     def paged(traced: Traced) -> float:
         """The largest operation on the device, and the rest below it."""
         away = max(0, demand_curve(traced.trace).demand_bytes - usable)
-        return max(_need(traced, gpus).largest_op / usable, away / max(1, below_bytes(machine, gpus)))
+        return max(need(traced).largest_op / usable, away / max(1, below_bytes(machine, gpus)))
 
     without, with_lms = search.run(stock), search.run(paged)
     if not with_lms:
@@ -147,10 +150,6 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
     return replace(found, largest=Largest(what, without, with_lms))
 
 
-def _need(traced: Traced, gpus: int) -> Need:
-    return need_of(traced.trace, traced.gradient_bytes if gpus > 1 else 0)
-
-
 def largest_within(question: Question, what: str, nbytes: int) -> Largest:
     """The largest "size" or "batch" of a step that ``nbytes`` of device memory hold, below which there is room enough.
 
@@ -158,8 +157,8 @@ def largest_within(question: Question, what: str, nbytes: int) -> Largest:
         UsageError: the target takes no such keyword, or needs one to begin with.
     """
     search = _Search(question, what)
-    without = search.run(lambda traced: need_of(traced.trace).stock / nbytes)
-    return Largest(what, without, search.run(lambda traced: need_of(traced.trace).largest_op / nbytes))
+    without = search.run(lambda traced: within(traced.trace, nbytes)[1].stock / nbytes)
+    return Largest(what, without, search.run(lambda traced: within(traced.trace, nbytes)[1].largest_op / nbytes))
 
 
 class _Search:

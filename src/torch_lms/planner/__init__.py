@@ -3,7 +3,7 @@
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
-from torch_lms.planner.forecast import POLICIES, Forecast, Need, below_bytes, forecast, need_of
+from torch_lms.planner.forecast import POLICIES, Forecast, Need, below_bytes, forecast, within
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.remakes import Makers
@@ -27,6 +27,6 @@ __all__ = [
     "gaps_of",
     "make_plan",
     "moved_out",
-    "need_of",
     "optimum_bytes",
+    "within",
 ]

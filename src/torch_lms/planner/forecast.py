@@ -128,6 +128,16 @@ def need_of(trace: Trace, extra_bytes: int = 0) -> Need:
     return Need(_held(stock + extra_bytes), _held(largest + stuck + extra_bytes), name, most)
 
 
+def within(trace: Trace, nbytes: int, extra_bytes: int = 0) -> tuple[Trace, Need]:
+    """The step as LMS does it where pages may occupy ``nbytes``: large operations in parts if one needs more. And what
+    it needs; without LMS it is done whole.
+    """
+    need = need_of(trace, extra_bytes)
+    if trace.cut is None or need.largest_op <= nbytes:
+        return trace, need
+    return trace.cut, replace(need_of(trace.cut, extra_bytes), stock=need.stock)
+
+
 def _held(nbytes: int) -> int:
     return int(nbytes * (1 + FRAGMENTATION))
 
@@ -160,13 +170,16 @@ def forecast(
     """
     if policy not in POLICIES:
         raise UsageError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
+    buckets = gradient_bytes if gpus > 1 else 0
+    need, usable = need_of(trace, buckets), machine.accelerator.usable_bytes
+    room = int(usable / (1 + FRAGMENTATION)) - need.workspace - buckets
+    limit, demand = room if limit is None else min(limit, room), demand_curve(trace).demand_bytes
+    perfect_s = timed(trace, machine.accelerator, _PERFECT).seconds
+    if policy != "none":
+        trace, need = within(trace, limit, buckets)
     work = timed(trace, machine.accelerator, calibration)
     if policy == "planned-moves":
         work = Trace(work.pages, tuple(op._replace(is_repeatable=False) for op in work.ops))
-    buckets = gradient_bytes if gpus > 1 else 0
-    need, usable = need_of(work, buckets), machine.accelerator.usable_bytes
-    room = int(usable / (1 + FRAGMENTATION)) - need.workspace - buckets
-    limit, demand = room if limit is None else min(limit, room), demand_curve(work).demand_bytes
     exposed_s = _exposed_s(work, machine, gpus, gradient_bytes)
     step, failure = None, ""
     if need.largest_op > usable or limit <= 0:
@@ -181,7 +194,6 @@ def forecast(
             failure = "operation"
     moved = _Moved.by(step)
     step_s, unlimited_s = work.seconds + moved.more_s + exposed_s, work.seconds + exposed_s
-    ideal_s = timed(trace, machine.accelerator, _PERFECT).seconds + exposed_s
     found = Forecast(
         machine=machine.name,
         gpus=gpus,
@@ -205,8 +217,8 @@ def forecast(
         d2h_bytes_per_s=moved.out_bytes / moved.out_s if moved.out_s else 0.0,
         h2d_bytes_per_s=moved.in_bytes / moved.in_s if moved.in_s else 0.0,
         recomputed_bytes=moved.recomputed_bytes,
-        ideal_step_s=ideal_s,
-        efficiency=ideal_s / step_s,
+        ideal_step_s=perfect_s + exposed_s,
+        efficiency=(perfect_s + exposed_s) / step_s,
         step_s_low=step_s / (1 + calibration.error),
         step_s_high=step_s * (1 + calibration.error),
         advice="",

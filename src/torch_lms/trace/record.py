@@ -1,6 +1,6 @@
 """The records that a trace is made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -74,10 +74,13 @@ class Trace:
     Attributes:
         pages: all pages that lived during the step, those not used in it included.
         ops: all operations that used a page, in order.
+        cut: the same step with large operations done in parts, where it was traced on tensors without bytes; files
+            do not keep it.
     """
 
     pages: tuple[TracedPage, ...]
     ops: tuple[TracedOp, ...]
+    cut: "Trace | None" = field(default=None, compare=False, repr=False)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:

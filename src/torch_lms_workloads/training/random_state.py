@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.backends import cudnn
 
+_NO_SEARCH = {
+    "benchmark": False,
+    **dict.fromkeys(("enabled", "benchmark_limit", "deterministic", "allow_tf32", "fp32_precision")),
+}
+"""For ``cudnn.flags``: no search for the fastest algorithm, which may end otherwise each time; None leaves a flag."""
 STRIDE = 1_000_003
 """Between the seeds of ranks."""
 
@@ -49,11 +55,10 @@ def deterministic(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-    mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    mode = torch.get_deterministic_debug_mode()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
     try:
-        yield
+        with cudnn.flags(**_NO_SEARCH):
+            yield
     finally:
         torch.set_deterministic_debug_mode(mode)
-        torch.backends.cudnn.benchmark = benchmark

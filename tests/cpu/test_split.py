@@ -1,0 +1,129 @@
+"""Operations larger than the limit: in parts, with the same bits (N10)."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from bits import same_bits
+from torch import Tensor, nn
+
+import torch_lms
+from torch_lms import trace_step
+from torch_lms.capture import split
+from torch_lms.planner import within
+
+MIB = 1 << 20
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def convolved(dims: int, transposed: bool, groups: int, last: str, dtype: torch.dtype) -> list[Tensor]:
+    """A convolution's result and gradients. ``last``: which of weight and input have their channels last."""
+    torch.manual_seed(0)
+    kind = getattr(nn, f"Conv{'Transpose' if transposed else ''}{dims}d")
+    model = kind(8, 8, 3, padding=1, groups=groups, dtype=dtype)
+    x = torch.randn(2, 8, *[9] * dims, dtype=dtype)
+    if "w" in last:
+        model = model.to(memory_format=FORMATS[dims])
+    if "x" in last:
+        x = x.to(memory_format=FORMATS[dims])
+    x.requires_grad_()
+    y = model(x)
+    y.square().sum().backward()
+    return [y, x.grad, *(parameter.grad for parameter in model.parameters())]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_gradients_of_convolutions(dims: int, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, real = [], split.parts
+
+    def counted(*args: object) -> list[split.Part]:
+        cut.append(len(real(*args)))
+        return real(*args)
+
+    monkeypatch.setattr(split, "parts", counted)
+    for groups in (1, 8):
+        for last in ("", "w", "x") if dims > 1 else ("",):
+            for dtype in (torch.float32, torch.bfloat16):
+                expected = convolved(dims, transposed, groups, last, dtype)
+                with torch_lms.session(limit=0, min_size=1):
+                    found = convolved(dims, transposed, groups, last, dtype)
+                    assert [t.stride() for t in found] == [t.stride() for t in expected]
+                    assert same_bits(found, expected)
+    assert cut.count(2) == (12 if dims > 1 else 4)
+
+
+def joined(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x, y.to(torch.complex128), torch.empty(0), x[:, :0], y.t().contiguous().t()], dim=-1)
+
+
+def last_channels(x: Tensor, y: Tensor) -> Tensor:
+    return torch.cat([x.view(2, 4, 8, 8).to(memory_format=torch.channels_last), y.view(2, 4, 8, 8)], 1)
+
+
+def parts_added(x: Tensor, y: Tensor) -> Tensor:
+    both = torch.cat([x, y])
+    return both[:8] + both[8:].conj() * both[2:10, ::2].repeat(1, 2)
+
+
+@pytest.mark.parametrize("work", [joined, last_channels, parts_added])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int32])
+def test_results_and_strides(work: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+    x, y = torch.arange(512).view(8, 64).to(dtype), torch.arange(512, 1024).view(8, 64).to(dtype)
+    expected = work(x, y)
+    with torch_lms.session(limit=0, min_size=1):
+        found = work(x.clone(), y.clone())
+        assert found.stride() == expected.stride()
+        assert same_bits([found], [expected])
+
+
+def peak_of(work: Callable[[], object], limit: int) -> int:
+    with torch_lms.session(limit=limit, min_size=1 << 16) as lms:
+        work()
+        return lms.stats().peak_resident_bytes
+
+
+def test_less_is_needed_at_once() -> None:
+    """Each tensor has 4 MiB, and nothing more than the limit of 9 is there at once."""
+
+    def convolution() -> None:
+        x = torch.ones(1, 16, 256, 256, requires_grad=True)
+        nn.Conv2d(16, 16, 1)(x).backward(torch.ones(1, 16, 256, 256))
+
+    def cat() -> None:
+        torch.cat([torch.ones(MIB // 2) for _ in range(2)] + [torch.ones(MIB // 4)])
+
+    def part_of_a_page() -> None:
+        both = torch.ones(2, MIB // 2)
+        assert torch.equal(both[0] + torch.ones(MIB // 2), torch.full((MIB // 2,), 2.0))
+
+    for work in (convolution, cat, part_of_a_page):
+        assert peak_of(work, 9 * MIB) <= 9 * MIB, work
+
+
+class Skips(nn.Module):
+    """A level of a U-Net: what is joined, and the gradient of a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.out = nn.Conv3d(16, 16, 3, padding=1), nn.Conv3d(16, 16, 1), nn.Conv3d(32, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(x)
+        return self.out(torch.cat([self.up(x), x], 1))
+
+
+def test_traces_tell_what_is_done_in_parts() -> None:
+    x = torch.empty(1, 16, 192, 192, 192, device="meta")
+    unit = x.numel() * x.element_size()
+    trace = trace_step(lambda model, x: model(x), [Skips(), torch.zeros(1, 16, 1, 1, 1).expand(x.shape)], "sgd")
+    assert trace.cut is not None
+    small = sum(page.nbytes for page in trace.pages if page.nbytes < unit) + (1 << 20)
+    assert 5 * unit <= trace.working_set_bytes <= 5 * unit + small
+    assert 3 * unit <= trace.cut.working_set_bytes <= 3 * unit + small
+    whole, need = within(trace, 7 * unit)
+    assert whole is trace
+    parts, less = within(trace, 4 * unit)
+    assert parts is trace.cut
+    assert less.largest_op < need.largest_op
+    assert less.stock == need.stock
