@@ -29,9 +29,9 @@ PARAMETERS: list[tuple[Workload, dict[str, Any], int]] = [
     (googlenet, {}, 13_004_888),
     (unet3d, {}, 16_543_683),
     (unet3d, {"levels": 6, "deep_supervision": True}, 31_190_796),
-    (gscnn, {}, 137_278_752),
-    (gscnn, {"backbone": "resnet50"}, 40_523_808),
-    (gscnn, {"backbone": "resnet101"}, 59_515_936),
+    (gscnn, {}, 137_278_144),
+    (gscnn, {"backbone": "resnet50"}, 40_523_200),
+    (gscnn, {"backbone": "resnet101"}, 59_515_328),
     (gpt, {}, 202_619_904),
 ]
 

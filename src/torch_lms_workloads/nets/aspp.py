@@ -27,17 +27,23 @@ class Aspp(nn.Module):
         rates: a branch of 3x3 convolutions for each of these dilations.
         conv: makes such a branch.
         further: channels of the maps that are merged with the branches.
+        merge: makes the 1x1 convolution that merges them.
     """
 
     def __init__(
-        self, channels: int, rates: Sequence[int], conv: Callable[[int, int, int, int], nn.Module], further: int = 0
+        self,
+        channels: int,
+        rates: Sequence[int],
+        conv: Callable[[int, int, int, int], nn.Module],
+        further: int = 0,
+        merge: Callable[[int, int], nn.Module] = conv_norm_act,
     ) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
             [conv_norm_act(channels, WIDTH), *(conv(channels, WIDTH, 3, rate) for rate in rates)]
         )
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), conv_norm_act(channels, WIDTH))
-        self.merge = conv_norm_act((len(self.branches) + 1) * WIDTH + further, WIDTH)
+        self.merge = merge((len(self.branches) + 1) * WIDTH + further, WIDTH)
 
     def forward(self, maps: Tensor, *further: Tensor) -> Tensor:
         mean = self.mean(maps).expand(-1, -1, *maps.shape[2:])

@@ -19,11 +19,19 @@ class Decoder(nn.Module):
         fine: channels of the fine map.
         classes: channels of the result.
         conv: makes a 3x3 convolution.
+        narrow: makes the 1x1 convolution of the fine map.
     """
 
-    def __init__(self, coarse: int, fine: int, classes: int, conv: Callable[[int, int, int], nn.Module]) -> None:
+    def __init__(
+        self,
+        coarse: int,
+        fine: int,
+        classes: int,
+        conv: Callable[[int, int, int], nn.Module],
+        narrow: Callable[[int, int], nn.Module] = conv_norm_act,
+    ) -> None:
         super().__init__()
-        self.narrow = conv_norm_act(fine, FINE_WIDTH)
+        self.narrow = narrow(fine, FINE_WIDTH)
         self.refine = nn.Sequential(conv(coarse + FINE_WIDTH, WIDTH, 3), conv(WIDTH, WIDTH, 3))
         self.classify = nn.Conv2d(WIDTH, classes, 1)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch_lms_workloads.edges import slope
 from torch_lms_workloads.nets.aspp import WIDTH, Aspp, rates_at
 from torch_lms_workloads.nets.decoder import Decoder
-from torch_lms_workloads.nets.layers import conv_norm_act, resized
+from torch_lms_workloads.nets.layers import conv_norm_act, pointwise, resized
 from torch_lms_workloads.nets.regular_stream import OUTPUT_STRIDE, regular_stream
 from torch_lms_workloads.nets.shape_stream import ShapeStream
 
@@ -32,8 +32,8 @@ class GatedSCNN(nn.Module):
         self.shape = ShapeStream(stem, gating)
         self.with_gradients = nn.Sequential(nn.Conv2d(2, 1, 1, bias=False), nn.Sigmoid())
         self.boundary = conv_norm_act(1, WIDTH)
-        self.aspp = Aspp(gating[-1], rates_at(OUTPUT_STRIDE), conv_norm_act, further=WIDTH)
-        self.decoder = Decoder(WIDTH, fine, classes, conv_norm_act)
+        self.aspp = Aspp(gating[-1], rates_at(OUTPUT_STRIDE), conv_norm_act, further=WIDTH, merge=pointwise)
+        self.decoder = Decoder(WIDTH, fine, classes, conv_norm_act, narrow=pointwise)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         size = images.shape[2:]

@@ -14,6 +14,11 @@ def conv_norm_act(before: int, after: int, kernel: int = 1, dilation: int = 1, g
     )
 
 
+def pointwise(before: int, after: int) -> nn.Conv2d:
+    """A 1x1 convolution, and nothing behind it."""
+    return nn.Conv2d(before, after, 1, bias=False)
+
+
 def separable(before: int, after: int, kernel: int = 3, dilation: int = 1) -> nn.Sequential:
     """A convolution per channel, then one across channels, both with normalization and ReLU (arXiv 1802.02611)."""
     return nn.Sequential(

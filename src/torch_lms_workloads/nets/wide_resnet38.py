@@ -21,7 +21,7 @@ class Module:
         pool: halve the size before.
         stride: of the first unit.
         dilation: of all 3x3 convolutions.
-        dropout: before the last convolution of a unit.
+        dropout: of whole channels, before the last convolution of a unit (as Gated-SCNN's authors have it).
     """
 
     widths: tuple[int, ...]
@@ -99,7 +99,7 @@ def _body(before: int, module: Module, stride: int) -> nn.Sequential:
     for conv in others:
         layers += [_norm_act(conv.in_channels), conv]
     if module.dropout:
-        layers.insert(-1, nn.Dropout(module.dropout))
+        layers.insert(-1, nn.Dropout2d(module.dropout))
     return nn.Sequential(*layers)
 
 
