@@ -1,14 +1,18 @@
 """What the documents say is what the code does, as far as that can be compared."""
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from source_tree import FLOORS, floor_of, parameters, sources
 
 from tests.sweep.exceptions import CHANGED_BY_ANY_MODE
+from torch_lms.cli.main import COMMANDS, group
 from torch_lms.errors import LmsError
+from torch_lms.machine import names
 from torch_lms.residency import TRANSITIONS, State, transition_table
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +21,7 @@ README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
-    *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md"),
+    *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md", "docs/articles.md", "docs/validation.md"),
 ]
 
 
@@ -87,6 +91,32 @@ def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+def commands_in(name: str) -> list[str]:
+    """The lines of a document's bash blocks."""
+    blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
+    return [" ".join(line.split()) for block in blocks for line in block.replace("\\\n", "").splitlines()]
+
+
+@pytest.mark.parametrize("line", commands_in("docs/articles.md"))
+def test_commands_name_what_there_is(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "torchrun":
+        words = ["torch-lms", *words[words.index("torch_lms") + 1 :]]
+    program, name, *given = words
+    if program == "torch-lms" and name in COMMANDS:
+        command = group.get_command(click.Context(group), name)
+        assert command is not None
+        chosen = command.make_context(name, [*given]).params
+        assert set(chosen.get("machines", "this").split(",")) <= {"this", *names()}
+    else:  # what imports torch is read instead
+        ours = [f"src/torch_lms_workloads/commands/{file}.py" for file in (name, "options")]
+        places = [name] if program == "python" else [*ours, "src/torch_lms/cli/output.py"]
+        source = "".join((ROOT / place).read_text() for place in places)
+        assert all(f'"{word}"' in source for word in given if word.startswith("--"))
+    if name in ("plan", "train", "eval"):
+        assert (ROOT / f"src/torch_lms_workloads/catalogue/{given[0]}.py").exists()
 
 
 def test_what_ci_runs_is_in_the_readme() -> None:
