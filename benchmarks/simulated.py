@@ -3,19 +3,23 @@
     python benchmarks/simulated.py [--quick] [--json FILE] [--chart FILE]
 
 Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
-oversubscription k and limit / W; draws the slowdown over k.
+oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
+(`torch-lms doctor --calibrate`). An hour on two cores.
 """
 
 import argparse
 import json
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch_lms.cli.plan_answer import Question
 from torch_lms.cli.plan_target import Setting, Traced, find
+from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine, calibration_for, load
 from torch_lms.planner import Speeds, bound_seconds, forecast
+from torch_lms.runtime.calibrate import this_machine
 from torch_lms.sim import timed
 from torch_lms.trace import demand_curve
 
@@ -46,17 +50,28 @@ class Point:
     bound: float
 
 
-def points(quick: bool) -> Iterator[Point]:
-    for workload, (name, setting) in WORKLOADS.items():
-        steps: dict[str, Traced] = {}
-        for machine in MACHINES:
-            amp = "bf16" if machine in BFLOAT16 else "no"
-            if amp not in steps:
-                steps[amp] = Question(name, find(name), replace(setting, amp=amp), "none", None).traced()
-            there = load(machine)
-            there = replace(there, accelerator=replace(there.accelerator, memory_bytes=AMPLE), host_bytes=AMPLE)
-            for k in SHARES[:3] if quick else SHARES:
-                yield _point(workload, steps[amp], there, calibration_for(there.accelerator), k)
+def machines() -> list[tuple[Machine, Calibration]]:
+    found = [(load(name), calibration_for(load(name).accelerator)) for name in MACHINES]
+    try:
+        return [*found, this_machine()]
+    except UsageError:
+        return found
+
+
+def points(workload: str, there: list[tuple[Machine, Calibration]], shares: tuple[int, ...]) -> list[Point]:
+    name, setting = WORKLOADS[workload]
+    steps: dict[tuple[str, str], Traced] = {}
+    found = []
+    for machine, calibration in there:
+        kind = "bf16" if machine.name in BFLOAT16 else "no", "cpu" if machine.link is None else "cuda"
+        if kind not in steps:
+            asked = replace(setting, amp=kind[0], device=kind[1])
+            steps[kind] = Question(name, find(name), asked, "none", None).traced()
+        ample = replace(machine, accelerator=replace(machine.accelerator, memory_bytes=AMPLE), host_bytes=AMPLE)
+        if ample.disk is not None:
+            ample = replace(ample, disk=replace(ample.disk, nbytes=AMPLE))
+        found += [_point(workload, steps[kind], ample, calibration, k) for k in shares]
+    return found
 
 
 def _point(workload: str, step: Traced, machine: Machine, calibration: Calibration, k: float) -> Point:
@@ -66,8 +81,7 @@ def _point(workload: str, step: Traced, machine: Machine, calibration: Calibrati
         forecast(step.trace, machine, calibration, items=step.items, policy=policy, limit=limit)
         for policy in ("planned", "planned-moves")
     )
-    link = machine.links(1)[0]
-    least_s = bound_seconds(work, limit, Speeds(link.to_host_bytes_per_s, link.to_device_bytes_per_s))
+    least_s = bound_seconds(work, limit, _speeds(machine))
     return Point(
         workload,
         machine.name,
@@ -77,6 +91,14 @@ def _point(workload: str, step: Traced, machine: Machine, calibration: Calibrati
         moves.overhead,
         least_s / work.seconds - 1,
     )
+
+
+def _speeds(machine: Machine) -> Speeds:
+    if machine.link is None:
+        assert machine.disk is not None
+        return Speeds(machine.disk.write_bytes_per_s, machine.disk.read_bytes_per_s)
+    link = machine.links(1)[0]
+    return Speeds(link.to_host_bytes_per_s, link.to_device_bytes_per_s)
 
 
 def chart(found: list[Point], target: Path) -> None:
@@ -105,12 +127,15 @@ def main() -> None:
     parser.add_argument("--chart", type=Path)
     given = parser.parse_args()
     print("| step | machine | k | limit / W | planned | moves only | bound |\n|---|---|---|---|---|---|---|")
-    found = []
-    for p in points(given.quick):
-        found.append(p)
-        cells = (p.workload, p.machine, f"{p.k:g}", f"{p.limit_over_w:.1f}")
-        shares = (f"{100 * share:.1f} %" for share in (p.overhead, p.moves_only, p.bound))
-        print(f"| {' | '.join((*cells, *shares))} |", flush=True)
+    found: list[Point] = []
+    with ProcessPoolExecutor(2) as workers:
+        work = partial(points, there=machines(), shares=SHARES[:3] if given.quick else SHARES)
+        for of_workload in workers.map(work, WORKLOADS):
+            found += of_workload
+            for p in of_workload:
+                cells = (p.workload, p.machine, f"{p.k:g}", f"{p.limit_over_w:.1f}")
+                shares = (f"{100 * share:.1f} %" for share in (p.overhead, p.moves_only, p.bound))
+                print(f"| {' | '.join((*cells, *shares))} |", flush=True)
     if given.json:
         given.json.write_text(json.dumps([asdict(p) for p in found], indent=1) + "\n")
     if given.chart:

@@ -7,6 +7,7 @@
 The names are loaded when they are first used, so that what needs no torch starts without it.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
         step,
     )
     from torch_lms.runtime.stats import Stats
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for PyTorch's memory on the host (N19)
 
 __version__ = "0.1.0"
 

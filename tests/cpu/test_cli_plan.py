@@ -53,6 +53,15 @@ def test_what_does_not_fit_moves_and_a_faster_link_moves_it_faster(tmp_path: Pat
     assert 0 <= nvlink["overhead"] < pcie["overhead"]
 
 
+def test_a_timeline_of_what_is_simulated(tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    (found,) = asked(tmp_path, EXAMPLE, "--machine", V100, "--limit", "100MB", "--timeline", str(target))
+    events = json.loads(target.read_text())["traceEvents"]
+    (out,) = [event["tid"] for event in events if event["name"] == "thread_name" and event["args"]["name"] == "out"]
+    copied = [event["args"]["bytes"] for event in events if event["ph"] == "X" and event["tid"] == out]
+    assert sum(copied) == found["d2h_bytes"] > 0
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_answers(policy: str, tmp_path: Path) -> None:
     (found,) = asked(tmp_path, EXAMPLE, "--size", "2048", "--batch", "4", "--machine", V100, "--policy", policy)
@@ -165,6 +174,8 @@ number = 3
         ("resnet50", ("--gpus", "4", "--batch", "6"), "batch is over all GPUs: expected a multiple of 4; got 6"),
         ("resnet50", ("--limit", "lots"), "--limit must be"),
         ("resnet50", ("--epochs", "3"), "--epochs and --samples belong together"),
+        ("resnet50", ("--machine", "a,b", "--timeline", "t.json"), "--timeline expects one machine; got a,b"),
+        (EXAMPLE, ("--timeline", "t.json"), "no timeline: nothing was moved; give a smaller --limit"),
     ],
 )
 def test_bad_questions(

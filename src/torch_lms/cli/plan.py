@@ -6,12 +6,13 @@ from typing import Any
 import click
 
 from torch_lms.cli.named_values import named_values
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.cli.output import JsonTarget, json_option, json_target, people_console, write_json
 from torch_lms.cli.plan_answer import CHECKPOINT, Question, answer, largest
 from torch_lms.cli.plan_report import show
 from torch_lms.cli.plan_target import AMP, Setting, find, workload_names
 from torch_lms.machine import Calibration, Machine, calibration_for, load, names
 from torch_lms.planner import POLICIES
+from torch_lms.report import perfetto
 from torch_lms.units import parse_bytes
 
 THIS = "this"
@@ -48,6 +49,13 @@ THIS = "this"
 @click.option("--epochs", type=click.IntRange(1), help="With --samples: the hours in all.")
 @click.option("--samples", type=click.IntRange(1), help="Of the data set.")
 @click.option("--compare", is_flag=True, help="Set machines side by side, the fastest first.")
+@click.option(
+    "--timeline",
+    "timeline_to",
+    callback=json_target,
+    metavar="FILE",
+    help="Write what the simulated step did when to FILE, for ui.perfetto.dev. One machine.",
+)
 @click.option("--validate", is_flag=True, help="Print how good the model is: memory, time, what was published.")
 @json_option
 def command(
@@ -61,6 +69,7 @@ def command(
     samples: int | None,
     compare: bool,
     validate: bool,
+    timeline_to: JsonTarget | None,
     json_to: JsonTarget | None,
     **asked: Any,
 ) -> None:
@@ -76,6 +85,8 @@ def command(
         raise click.UsageError(f"expected a TARGET: one of {', '.join(workload_names())}, or module:function")
     if (epochs is None) != (samples is None):
         raise click.UsageError("--epochs and --samples belong together")
+    if timeline_to is not None and "," in machines:
+        raise click.UsageError(f"--timeline expects one machine; got {machines}")
     chosen = {**options} | ({} if output_stride is None else {"output_stride": output_stride})
     console, function = people_console(json_to), find(target)
     answers = []
@@ -100,6 +111,10 @@ def command(
     show(console, target, answers)
     if json_to is not None:
         write_json([answer.plain() for answer in answers], json_to)
+    if timeline_to is not None:
+        if (timeline := answers[0].forecast.timeline) is None:
+            raise click.ClickException("no timeline: nothing was moved; give a smaller --limit, or a larger size")
+        write_json(perfetto(timeline), timeline_to)
 
 
 def _validate(json_to: JsonTarget | None) -> None:
