@@ -36,10 +36,7 @@ from torch_lms.units import format_bytes
 FORMAT = 1
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
-WARM_UP = 4
-LESS_THAN_PEAK = 0.95
-"""A process holds a few percent more than its pages: this share of a peak is the limit that leads to it."""
-
+WARM_UP = 5
 OURS = ("reactive", "planned")
 
 
@@ -224,10 +221,11 @@ def compare(number: int, model: Model, quick: bool, device: str, rounds: int) ->
     stock_ways += ["hooks to disk"] if device == "cpu" else ["save_on_cpu"]
     others = [start(name, 0) for name in stock_ways]
     for worker in (reference, *others):
-        for _ in range(2 * WARM_UP):
+        for _ in range(WARM_UP):
             worker.step(count=False)
-    demand = _demand(number, quick, device)
-    like_checkpoint = LESS_THAN_PEAK * others[0].last["peak_bytes"] / demand
+    demand = int(_tried(start("reactive", 1 << 40))["demand_bytes"])
+    half_peak = _tried(start("planned", demand // 2))["peak_bytes"]
+    like_checkpoint = 0.5 + (others[0].last["peak_bytes"] - half_peak) / demand
     limits = {"reactive": (0.5, 0.25), "planned": (0.5, 0.25, like_checkpoint)}
     shares = [0.0] * len(others)
     for name, its in limits.items():
@@ -245,13 +243,12 @@ def compare(number: int, model: Model, quick: bool, device: str, rounds: int) ->
     return rows
 
 
-def _demand(number: int, quick: bool, device: str) -> int:
-    """Bytes in tensors that a step holds at most."""
-    worker = Worker(number, quick, "reactive", 1 << 40, device)
-    for _ in range(2):
+def _tried(worker: Worker) -> dict[str, Any]:
+    """What it says after some steps."""
+    for _ in range(WARM_UP):
         worker.step(count=False)
     worker.close()
-    return int(worker.last["demand_bytes"])
+    return worker.last
 
 
 def _row(worker: Worker, share: float, reference: Worker) -> Row:

@@ -481,6 +481,14 @@ def test_lists_of_tensors_are_cut_into_runs_that_fit() -> None:
         assert all(torch.equal(h, p + 1) for h, p in zip(held, parameters, strict=True))
 
 
+@pytest.mark.parametrize(("told", "then"), [({}, "1"), ({"THP_MEM_ALLOC_ENABLE": "0"}, "0")])
+def test_huge_pages_unless_the_environment_says_otherwise(told: dict[str, str], then: str) -> None:
+    others = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    script = "import os, torch_lms; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    done = subprocess.run([sys.executable, "-c", script], env={**others, **told}, capture_output=True, text=True)
+    assert done.stdout.strip() == then
+
+
 def test_no_file_descriptor_is_left() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):

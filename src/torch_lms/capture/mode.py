@@ -19,6 +19,7 @@ from torch_lms.capture.sizes import Sizes, like
 from torch_lms.capture.stand_in import for_gradient_of_input
 from torch_lms.capture.tensors import (
     has_wrapper,
+    is_bare,
     is_plain,
     is_strided,
     no_torch_function,
@@ -174,10 +175,11 @@ class LmsMode(TorchDispatchMode):
     def _run_large(self, op: "_Op", most: int) -> Any:
         """In parts, if there is a way (N10)."""
         info = op.info
-        if info.name == split.CAT:
+        are_bare = all(isinstance(tensor, torch.Tensor) and is_bare(tensor) for tensor in op.tensors)
+        if info.name == split.CAT and are_bare:
             with self:
                 return split.cat(like(op.func, op.args, op.kwargs), *op.args, **op.kwargs)
-        if slices := split.slices(info, op.args):
+        if are_bare and (slices := split.slices(info, op.args)):
             with self:
                 return op.func(*split.with_copies(op.args, slices), **op.kwargs)
         parts = split.parts(info, op.args, op.kwargs, self._nbytes, most if info.writes else most // 2)
