@@ -37,6 +37,9 @@ FORMAT = 1
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 WARM_UP = 5
+STEPS = 2
+"""At a time, beside the first one, which does not count."""
+
 OURS = ("reactive", "planned")
 
 
@@ -178,8 +181,8 @@ class Worker:
             self.before = self.last
 
     def since(self, what: str) -> float:
-        """Of a cumulative figure, what came while steps were counted, by step."""
-        return float(self.last.get(what, 0) - self.before.get(what, 0)) / max(1, len(self.seconds))
+        """Of a cumulative figure, what came by step while steps were counted, the last time."""
+        return float(self.last.get(what, 0) - self.before.get(what, 0)) / STEPS
 
     def close(self) -> None:
         """End it."""
@@ -236,7 +239,9 @@ def compare(number: int, model: Model, quick: bool, device: str, rounds: int) ->
                 others[-1].step(count=False)
     for _ in range(rounds):
         for worker in (reference, *others):
-            worker.step(count=True)
+            worker.step(count=False)  # after the others' steps the caches are cold
+            for _ in range(STEPS):
+                worker.step(count=True)
     rows = [_row(worker, share, reference) for worker, share in zip((reference, *others), (0.0, *shares), strict=True)]
     for worker in (reference, *others):
         worker.close()
@@ -288,7 +293,7 @@ def show(console: Console, model: Model, rows: list[Row]) -> None:
 
 @click.command()
 @click.option("--quick", is_flag=True, help="A small model, one round.")
-@click.option("--rounds", default=12, show_default=True)
+@click.option("--rounds", default=6, show_default=True)
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--only", default="", help="Only models whose name contains this.")
 @click.option("--worker", default="", hidden=True)

@@ -179,7 +179,7 @@ def forecast(
         trace, need = within(trace, limit, buckets)
     work = timed(trace, machine.accelerator, calibration)
     if policy == "planned-moves":
-        work = Trace(work.pages, tuple(op._replace(is_repeatable=False) for op in work.ops))
+        work = _unrepeatable(work)
     exposed_s = _exposed_s(work, machine, gpus, gradient_bytes)
     step, failure = None, ""
     if need.largest_op > usable or limit <= 0:
@@ -188,6 +188,8 @@ def forecast(
         failure = "" if need.stock <= usable else "none"
     elif demand > limit or policy in RIVALS:
         step = _simulated(work, limit, machine, gpus, policy)
+        if policy == "planned" and step is not None and _held(step.peak_bytes + buckets) > usable:
+            step = _simulated(_unrepeatable(work), limit, machine, gpus, policy)  # to make pages again takes room, too
         if step is None:
             failure = "host"
         elif _held(step.peak_bytes + buckets) > usable:
@@ -225,6 +227,11 @@ def forecast(
         timeline=step.timeline if step is not None else None,
     )
     return replace(found, advice=_advice(found, failure, usable))
+
+
+def _unrepeatable(work: Trace) -> Trace:
+    """The same step, of which nothing may be made again."""
+    return Trace(work.pages, tuple(op._replace(is_repeatable=False) for op in work.ops))
 
 
 @dataclass(frozen=True)
