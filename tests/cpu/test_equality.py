@@ -33,7 +33,7 @@ class Census(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, torch.Tensor):
                 storage = leaf.untyped_storage()
-                nbytes = _storage_nbytes(storage)
+                nbytes = _storage_nbytes(storage) if storage.resizable() else 0  # what only stands in takes no memory
                 if nbytes >= MIN_SIZE and not (leaf.dtype is torch.int64 and nbytes < 1 << 20):  # no pages (N12)
                     used[id(storage)] = nbytes
                     self._seen[id(storage)] = weakref.ref(storage)
