@@ -256,36 +256,40 @@ class _Tracer(TorchDispatchMode):
 
     def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = split.Part(args, kwargs)
-        parts, slices = [whole], tuple[int, ...]()
-        is_large = self._nbytes((args, kwargs)) > _WHOLE
-        if is_large:
-            parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
+        if self._nbytes((args, kwargs)) <= _WHOLE:
+            result = func(*args, **kwargs)
+            self._write((self._whole, self._in_parts), info, func, whole, result)
+            return result
+        parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
         results = [func(*part.args, **part.kwargs) for part in parts]
         result = results[0] if len(parts) == 1 else split.join(info, results)
-        self._write(self._whole, info, func, whole, result)
-        if is_large and info.name == split.CAT:
+        self._write((self._whole,), info, func, whole, result)
+        if info.name == split.CAT:
             self._write_cat(info, func, args[0], result)
         elif slices:
             self._write_on_copies(info, func, args, slices, result)
         else:
             for part, its in zip(parts, results, strict=True):
-                self._write(self._in_parts, info, func, part, its)
+                self._write((self._in_parts,), info, func, part, its)
         return result
 
     def _nbytes(self, values: Any) -> int:
         return sum(page.nbytes for page in self._pages(values))
 
-    def _write(self, recorder: Recorder, info: OpInfo, func: Any, part: split.Part, result: Any) -> None:
+    def _write(self, recorders: tuple[Recorder, ...], info: OpInfo, func: Any, part: split.Part, result: Any) -> None:
         args, kwargs = part.args, part.kwargs
         given = [value for position, value in enumerate(args) if position != part.shape_only]
         used = self._pages((given, kwargs))
         made = [page for page in self._pages(result) if page not in used]
         if not used and not made:
-            recorder.small()
+            for recorder in recorders:
+                recorder.small()
             return
         work = work_of(info, func, args, kwargs, result)
-        _begins(recorder, info, used, made, work)
-        recorder.wrote(page.page for page in self._pages(info.written_args(args, kwargs)))
+        written = [page.page for page in self._pages(info.written_args(args, kwargs))]
+        for recorder in recorders:
+            _begins(recorder, info, used, made, work)
+            recorder.wrote(written)
 
     def _write_on_copies(
         self, info: OpInfo, func: Any, args: tuple[Any, ...], slices: tuple[int, ...], result: Any
@@ -293,8 +297,8 @@ class _Tracer(TorchDispatchMode):
         """After each slice was copied out of its page."""
         copies, clone = split.with_copies(args, slices), torch.ops.aten.clone.default
         for position in slices:
-            self._write(self._in_parts, describe(clone), clone, split.Part((args[position],), {}), copies[position])
-        self._write(self._in_parts, info, func, split.Part(copies, {}), result)
+            self._write((self._in_parts,), describe(clone), clone, split.Part((args[position],), {}), copies[position])
+        self._write((self._in_parts,), info, func, split.Part(copies, {}), result)
 
     def _write_cat(self, info: OpInfo, func: Any, tensors: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """One copy for each tensor: the first makes the result, the others write it."""

@@ -8,7 +8,7 @@ import torch
 
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
-from torch_lms.capture.tensors import untyped_storage
+from torch_lms.capture.tensors import span, untyped_storage
 
 CAT = "aten::cat"
 """Is cut in a way of its own: ``cat``."""
@@ -70,8 +70,7 @@ def _is_slice(value: Any) -> bool:
     """Whether it shows a part of its storage, without gaps."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    length = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return bool(length == value.numel() < storage_nbytes(untyped_storage(value)) // value.element_size())
+    return bool(span(value) == value.numel() < storage_nbytes(untyped_storage(value)) // value.element_size())
 
 
 def with_copies(args: tuple[Any, ...], slices: tuple[int, ...]) -> tuple[Any, ...]:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch._prims_common import suggest_memory_format
 
+from torch_lms.capture.tensors import span
+
 _C: Any = torch._C
 
 
@@ -36,11 +38,11 @@ def for_gradient_of_input(args: tuple[Any, ...]) -> torch.Tensor | None:
 
 
 def _mapped(tensor: torch.Tensor) -> torch.Tensor | None:
-    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if not tensor.numel():
         return None
+    nbytes = span(tensor) * tensor.element_size()
     try:
-        memory = mmap.mmap(-1, length * tensor.element_size(), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
+        memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
     except OSError:  # a limit on addresses
         return None
     address = np.frombuffer(memory, dtype=np.uint8).ctypes.data

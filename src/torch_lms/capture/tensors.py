@@ -101,6 +101,11 @@ is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transformation of ``torch.func`` under way."""
 
 
+def span(tensor: torch.Tensor) -> int:
+    """Elements of the storage from the first to the last that ``tensor`` shows; it shows one at least."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def is_strided(values: Any) -> bool:
     """Whether all tensors among ``values`` and in lists there are views of one storage each."""
     return all(

@@ -15,6 +15,7 @@ _NO_SEARCH = {
     **dict.fromkeys(("enabled", "benchmark_limit", "deterministic", "allow_tf32", "fp32_precision")),
 }
 """For ``cudnn.flags``: no search for the fastest algorithm, which may end otherwise each time; None leaves a flag."""
+
 STRIDE = 1_000_003
 """Between the seeds of ranks."""
 
