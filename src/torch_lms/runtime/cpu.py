@@ -9,8 +9,8 @@ import torch
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
 from torch_lms.residency import PageId, Tier
-from torch_lms.runtime import malloc
 from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
+from torch_lms.runtime.malloc import Heap, trim
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.timeline import Lane, Span
@@ -40,12 +40,11 @@ class CpuExecutor(Executor):
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}
-        self._evicted_before = False
+        self._heap: Heap | None = None
 
     def start_evict(self, entry: Entry, tier: Tier) -> None:
-        if not self._evicted_before:
-            self._evicted_before = True
-            malloc.return_freed_memory()
+        if self._heap is None:
+            self._heap = Heap()
         storage = entry()
         if storage is None:
             return
@@ -92,6 +91,10 @@ class CpuExecutor(Executor):
     def use(self, entries: Iterable[Entry]) -> None:
         """Nothing to order: there is one stream, the program."""
 
+    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+        if self._heap is not None:
+            self._heap.grows(nbytes, held_bytes, limit)
+
     def forget(self, entry: Entry) -> None:
         """Nothing is kept of a page without a lower copy."""
 
@@ -99,7 +102,7 @@ class CpuExecutor(Executor):
         return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
     def trim(self) -> None:
-        malloc.trim()
+        trim()
 
     def close(self) -> None:
         self._disk.close()

@@ -114,6 +114,10 @@ class Executor(ABC):
         """An operation is about to use ``entries``, which are resident, on the current stream."""
 
     @abstractmethod
+    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+        """An operation is about to make pages of ``nbytes``, while pages occupy ``held_bytes`` of ``limit``."""
+
+    @abstractmethod
     def forget(self, entry: Entry) -> None:
         """The storage of ``entry`` died, and its lower copy, if there was one, is given up."""
 

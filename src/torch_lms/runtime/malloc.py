@@ -1,12 +1,23 @@
 """What the C library does with freed memory (N19). Does nothing where it is not glibc."""
 
 import ctypes
+import resource
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLD_BYTES = 4 << 20
 """By itself glibc raises it to 32 MiB as blocks are freed. Smaller blocks then stay in its heaps, free but counted
 against RLIMIT_DATA: 350 of 720 MB at a step of the demo, which failed for it. Below 4 MiB nothing more is gained there.
 """
+
+_FREE_SHARE = 0.4
+"""Of the limit: free memory that may stay in the heaps. With less, the same peak is reached at a higher limit, but more
+memory is faulted in anew than is moved less."""
+
+_LOOKS = 4
+"""While as much is made as may stay free."""
+
+_PAGE_BYTES = resource.getpagesize()
 
 
 def _libc() -> ctypes.CDLL | None:
@@ -22,17 +33,42 @@ def _libc() -> ctypes.CDLL | None:
 _glibc = _libc()
 
 
-def return_freed_memory() -> None:
-    """From now on blocks of 4 MiB and more go back to the system when they are freed.
+class Heap:
+    """Keeps what was freed, but stays with the process, within a share of the limit.
 
-    Called at the first eviction, not before: every such allocation then faults its memory in anew.
+    To give all of it back at once, and always, would have each operation fault its memory in anew.
     """
-    if _glibc is not None:
-        _glibc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
-        _glibc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
+
+    def __init__(self) -> None:
+        self._made_bytes = 0
+        self._other_bytes: int | None = None
+        if _glibc is not None and _is_address_space_limited():
+            _glibc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
+            _glibc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
+
+    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+        """``nbytes`` are about to be allocated, while pages occupy ``held_bytes`` of ``limit``."""
+        self._made_bytes += nbytes
+        if self._made_bytes * _LOOKS < limit * _FREE_SHARE:
+            return
+        self._made_bytes = 0
+        if self._other_bytes is None or _resident_bytes() - self._other_bytes > limit * (1 + _FREE_SHARE):
+            trim()
+            self._other_bytes = _resident_bytes() - held_bytes
 
 
 def trim() -> None:
     """Give all free memory of the heap back to the system now."""
     if _glibc is not None:
         _glibc.malloc_trim(0)
+
+
+def _is_address_space_limited() -> bool:
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
+
+
+def _resident_bytes() -> int:
+    """Of the process, without what it shares with files and other processes."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * _PAGE_BYTES

@@ -310,6 +310,9 @@ class StreamExecutor(Executor):
         else:
             self._host.release(copy.slots[0])
 
+    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+        """What was freed, PyTorch's allocator gives out again."""
+
     def forget(self, entry: Entry) -> None:
         self.discard(entry)
         self._uses.pop(entry.page, None)

@@ -146,8 +146,10 @@ class Unit:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         writes = tuple(entry.page for entry in op.written(entries)) if self.pager.has_dropped else ()
         self.tell(OpBegins(pages, new_bytes, writes))
+        ledger = self.pager.book.ledger
+        self.executor.grows(new_bytes, ledger.device, self.pager.limit)
         if self._log is not None:
-            ledger, now = self.pager.book.ledger, time.perf_counter()
+            now = time.perf_counter()
             self._log.op_begins(
                 op.name if op.is_regular else "view", now, Level(now, ledger.device, ledger.host, ledger.disk)
             )

@@ -1,0 +1,71 @@
+"""What the C library keeps of freed memory (N19)."""
+
+import subprocess
+import sys
+
+import pytest
+
+from torch_lms.runtime import malloc
+
+pytestmark = pytest.mark.skipif(malloc._glibc is None, reason="not glibc")
+
+MIB = 1 << 20
+
+HOLES = f"""
+import torch
+from torch_lms.runtime.malloc import Heap, _resident_bytes
+
+def holes(count):
+    blocks = [torch.zeros({MIB}, dtype=torch.uint8) for _ in range(2 * count)]
+    return blocks[::2]
+
+limit = {200 * MIB}
+torch.zeros({30 * MIB}, dtype=torch.uint8)  # freed: from now on smaller blocks come from the heap
+blocks = holes(150)
+before = _resident_bytes()
+heap = Heap()
+heap.grows(limit, {150 * MIB}, limit)
+first = _resident_bytes()
+more = holes(20)  # 190 MiB, and a few free: within the bounds
+heap.grows(limit, {170 * MIB}, limit)
+within = _resident_bytes()
+more += holes(140)
+beyond = _resident_bytes()
+heap.grows(1, 0, limit)  # too little was made to look
+unseen = _resident_bytes()
+heap.grows(limit, {310 * MIB}, limit)
+print(before - first, within - first, beyond - unseen, beyond - _resident_bytes())
+"""
+
+
+def test_free_memory_stays_within_a_share_of_the_limit() -> None:
+    ended = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    first, within, unseen, beyond = (int(word) / MIB for word in ended.stdout.split())
+    assert first > 120, "what was free at first is given back"
+    assert within > 10, "the few free blocks of 20 MiB and 20 MiB in use stay"
+    assert unseen < 5
+    assert beyond > 100
+
+
+LIMITED = """
+import resource
+import sys
+
+from torch_lms.runtime import malloc
+
+told = []
+class Library:
+    def mallopt(self, what, value):
+        told.append(value)
+malloc._glibc = Library()
+if sys.argv[1] == "limited":
+    resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, resource.RLIM_INFINITY))
+malloc.Heap()
+print(told)
+"""
+
+
+@pytest.mark.parametrize(("case", "told"), [("limited", "[4194304, 4194304]"), ("unlimited", "[]")])
+def test_blocks_are_given_back_at_once_where_the_address_space_is_limited(case: str, told: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", LIMITED, case], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == told
