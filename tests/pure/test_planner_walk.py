@@ -45,14 +45,31 @@ def test_what_cannot_be_made_again_moves() -> None:
     assert not dropped
 
 
-def test_all_are_made_again_from_the_first() -> None:
+def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for three pages. Dropped pages are made to make others, and dropped once more."""
+    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)  # an anchor on the way would spare that
     trace = forth_and_back(6)
     plan = make_plan(trace, 30, {}, SLOW)
     step = simulated(trace, 30, SLOW, Planned(), plan)
     assert step.out_bytes == 0
     assert step.peak_bytes <= 30
     assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.remade})
+
+
+def test_an_anchor_is_not_made_again() -> None:
+    trace = forth_and_back(6)
+    plain, anchored = (Walker(trace, 30, SLOW).walk(Rules(1.0, anchors=frozenset(pages))) for pages in ((), (2,)))
+    assert 2 in {remade.page for _, remade in plain.dropped}
+    assert 2 not in {remade.page for _, remade in anchored.dropped}
+    assert anchored.dropped
+
+
+def test_anchors_are_found_where_they_save_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = forth_and_back(6)
+    found = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
+    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)
+    plain = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
+    assert found.seconds < plain.seconds
 
 
 def test_a_price_is_what_a_second_of_the_link_may_cost() -> None:

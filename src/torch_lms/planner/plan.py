@@ -1,8 +1,10 @@
 """A plan from a trace."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import inf
+from functools import cached_property
+from typing import NamedTuple
 
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.fetches import schedule
@@ -31,6 +33,14 @@ _HIDDEN_COST = 0.01
 _MOST_TRAFFIC = 1.1
 """A walk that makes nothing again is taken if it moves no more than so many times the least."""
 
+_ENOUGH = 1.02
+"""Times the step without a limit: a plan that takes no longer need not be bettered."""
+
+_MOST_ANCHORS_TRIED = 12
+_MOST_VARIANTS = 40
+_MOST_WALKED = 16_000
+"""Operations, by all variants together: long steps are not planned for minutes."""
+
 
 def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
     """For steps like ``trace`` under ``limit``. What the trace calls repeatable may be made again.
@@ -43,29 +53,71 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         ids: numbers of the pages that were alive at its end, by their id.
         speeds: of the link.
     """
-    known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
-    reliable = Speeds(speeds.out * _DERATED, speeds.back * _DERATED)
-    best, least_s = None, inf
-    for choice in _choices(trace, limit, reliable):
-        plan = _plan(trace, limit, choice, known, reliable)
-        seconds = _seconds(plan, reliable)
-        if best is None or seconds < least_s:
-            best, least_s = plan, seconds
-    assert best is not None
-    return best
+    search = _Search(trace, limit, ids, Speeds(speeds.out * _DERATED, speeds.back * _DERATED))
+    if search.best.choice.moved:
+        for rules in _WALKS:
+            search.walk(rules)
+        enough_s = _ENOUGH * sum(op.seconds for op in trace.ops)
+        for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
+            variant = next((rules for rules in search.variants() if rules not in search.tried), None)
+            if variant is None or search.best.seconds <= enough_s:
+                break
+            search.walk(variant)
+    return search.best.plan
 
 
-def _choices(trace: Trace, limit: int, speeds: Speeds) -> Iterator[Choice]:
-    """That which moves least, and walks by several rules."""
-    thrifty = choose(trace, limit)
-    yield Choice(thrifty, [])
-    if not thrifty:
-        return
-    walker = Walker(trace, limit, speeds)
-    for rules in _WALKS:
-        choice = walker.walk(rules)
-        if choice.dropped or moved_out(choice.moved) <= _MOST_TRAFFIC * moved_out(thrifty):
-            yield choice
+class _Candidate(NamedTuple):
+    """A plan, how long a step takes with it, and how it came about."""
+
+    seconds: float
+    plan: Plan
+    choice: Choice
+    rules: Rules | None
+
+
+class _Search:
+    """Among plans; it begins with that which moves least.
+
+    Attributes:
+        best: so far.
+        tried: all rules walked by.
+    """
+
+    def __init__(self, trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> None:
+        self._trace, self._limit, self._speeds = trace, limit, speeds
+        self._known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
+        self.tried: set[Rules] = set()
+        thrifty = choose(trace, limit)
+        self._most_bytes = _MOST_TRAFFIC * moved_out(thrifty)
+        self.best = self._candidate(Choice(thrifty, []), None)
+
+    @cached_property
+    def _walker(self) -> Walker:
+        return Walker(self._trace, self._limit, self._speeds)
+
+    def walk(self, rules: Rules) -> None:
+        """Try a walk by ``rules``."""
+        self.tried.add(rules)
+        choice = self._walker.walk(rules)
+        if choice.dropped or moved_out(choice.moved) <= self._most_bytes:
+            self.best = min(self.best, self._candidate(choice, rules), key=lambda candidate: candidate.seconds)
+
+    def variants(self) -> Iterator[Rules]:
+        """Rules like those of the best, if it makes pages again: an anchor more (of what takes long); other prices."""
+        rules = self.best.rules
+        if rules is None or not self.best.choice.dropped:
+            return
+        seconds: defaultdict[int, float] = defaultdict(float)
+        for _, remade in self.best.choice.dropped:
+            seconds[remade.page] += self._walker.seconds(remade)
+        for page in sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MOST_ANCHORS_TRIED]:
+            yield rules._replace(anchors=rules.anchors | {page})
+        for factor in (0.5, 2.0):
+            yield rules._replace(price=rules.price * factor)
+
+    def _candidate(self, choice: Choice, rules: Rules | None) -> _Candidate:
+        plan = _plan(self._trace, self._limit, choice, self._known, self._speeds)
+        return _Candidate(_seconds(plan, self._speeds), plan, choice, rules)
 
 
 def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int], speeds: Speeds) -> Plan:

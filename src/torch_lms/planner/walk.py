@@ -37,11 +37,13 @@ class Rules(NamedTuple):
         price: of a second of the link, in seconds of computing. The higher, the more is made again.
         is_punctual: whether it counts that a copy would not be done in time.
         counts_inputs: whether it counts that what a page is made from may have left by then.
+        anchors: pages that are not made again, whatever it costs: what others are made from may begin there.
     """
 
     price: float
     is_punctual: bool = True
     counts_inputs: bool = False
+    anchors: frozenset[int] = frozenset()
 
 
 class Walker:
@@ -283,7 +285,8 @@ class _Walk:
     def _least_s(self, page: int, stay: "_Stay") -> float:
         """No less does it cost to be without ``page``."""
         out_s = 0.0 if page in self._clean else stay.out_s
-        return min(self._rules.price * (out_s + stay.back_s), stay.make_s)
+        move_s = self._rules.price * (out_s + stay.back_s)
+        return move_s if page in self._rules.anchors else min(move_s, stay.make_s)
 
     def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Remade | None]:
         """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
@@ -297,7 +300,7 @@ class _Walk:
                 end_s = self._end_s(gap)
                 waiting_s = queue.nbytes_until(end_s) / self._given.speeds.back + back_s
                 move_s += max(0.0, waiting_s - (end_s - self._given.starts[self._position]))
-        if stay.program is None or stay.make_s >= move_s:
+        if stay.program is None or stay.make_s >= move_s or page in self._rules.anchors:
             return move_s, None
         make_s = stay.make_s + sum(self._again_s(other, gap) for other in stay.program.inputs)
         return (make_s, stay.program) if make_s < move_s else (move_s, None)
