@@ -258,6 +258,7 @@ class _Walk:
         key = page, self._last.get(page, -1)
         if key not in self._stays:
             gap, program = self._find_gap(*key)
+            program = None if page in self._rules.anchors else program
             self._stays[key] = _Stay.of(gap, program, self._given) if gap is not None else None
         return self._stays[key]
 
@@ -285,8 +286,7 @@ class _Walk:
     def _least_s(self, page: int, stay: "_Stay") -> float:
         """No less does it cost to be without ``page``."""
         out_s = 0.0 if page in self._clean else stay.out_s
-        move_s = self._rules.price * (out_s + stay.back_s)
-        return move_s if page in self._rules.anchors else min(move_s, stay.make_s)
+        return min(self._rules.price * (out_s + stay.back_s), stay.make_s)
 
     def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Remade | None]:
         """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
@@ -300,7 +300,7 @@ class _Walk:
                 end_s = self._end_s(gap)
                 waiting_s = queue.nbytes_until(end_s) / self._given.speeds.back + back_s
                 move_s += max(0.0, waiting_s - (end_s - self._given.starts[self._position]))
-        if stay.program is None or stay.make_s >= move_s or page in self._rules.anchors:
+        if stay.program is None or stay.make_s >= move_s:
             return move_s, None
         make_s = stay.make_s + sum(self._again_s(other, gap) for other in stay.program.inputs)
         return (make_s, stay.program) if make_s < move_s else (move_s, None)

@@ -49,7 +49,7 @@ class Heap:
     def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
         """``nbytes`` are about to be allocated, while pages occupy ``held_bytes`` of ``limit``."""
         self._made_bytes += nbytes
-        if self._made_bytes * _LOOKS < limit * _FREE_SHARE:
+        if _glibc is None or self._made_bytes * _LOOKS < limit * _FREE_SHARE:
             return
         self._made_bytes = 0
         if self._other_bytes is None or _resident_bytes() - self._other_bytes > limit * (1 + _FREE_SHARE):
