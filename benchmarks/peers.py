@@ -1,6 +1,6 @@
 """LMS beside other ways to train with less memory: the same model, interleaved steps, one process for each way.
 
-python benchmarks/peers.py              # on the CPU half an hour; writes results/peers-<machine>.json
+python benchmarks/peers.py              # on the CPU half an hour; writes results/peers-<machine>.json model by model
 python benchmarks/peers.py --quick      # a minute: does it work at all?
 """
 
@@ -37,6 +37,9 @@ FORMAT = 1
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 WARM_UP = 5
+TRIAL = 15
+"""Steps after which a peak is believed."""
+
 STEPS = 2
 """At a time, beside the first one, which does not count."""
 
@@ -56,7 +59,7 @@ class Model:
 MODELS = [
     Model("3D U-Net, width 16, 80^3", UNet3d, (1, 1, 80, 80, 80), nn.Sequential),
     Model("ResNet-50, 4 x 224^2", partial(resnet, 50), (4, 3, 224, 224), Residual),
-    Model("encoder, 4 layers of 512, 16 x 256", partial(encoder, 4), (16, 256, 512), nn.TransformerEncoderLayer),
+    Model("encoder, 4 layers of 512, 8 x 256", partial(encoder, 4), (8, 256, 512), nn.TransformerEncoderLayer),
 ]
 QUICK = [Model("3D U-Net, width 4, 32^3", partial(UNet3d, 4), (1, 1, 32, 32, 32), nn.Sequential)]
 
@@ -227,8 +230,10 @@ def compare(number: int, model: Model, quick: bool, device: str, rounds: int) ->
         for _ in range(WARM_UP):
             worker.step(count=False)
     demand = int(_tried(start("reactive", 1 << 40))["demand_bytes"])
-    half_peak = _tried(start("planned", demand // 2))["peak_bytes"]
-    like_checkpoint = 0.5 + (others[0].last["peak_bytes"] - half_peak) / demand
+    its_peak, like_checkpoint = _tried(start("checkpoint", 0))["peak_bytes"], 0.5
+    for _ in range(2):
+        peak = _tried(start("planned", int(demand * like_checkpoint)))["peak_bytes"]
+        like_checkpoint += (its_peak - peak) / demand
     limits = {"reactive": (0.5, 0.25), "planned": (0.5, 0.25, like_checkpoint)}
     shares = [0.0] * len(others)
     for name, its in limits.items():
@@ -250,7 +255,7 @@ def compare(number: int, model: Model, quick: bool, device: str, rounds: int) ->
 
 def _tried(worker: Worker) -> dict[str, Any]:
     """What it says after some steps."""
-    for _ in range(WARM_UP):
+    for _ in range(TRIAL):
         worker.step(count=False)
     worker.close()
     return worker.last
@@ -307,31 +312,31 @@ def main(quick: bool, rounds: int, device: str, only: str, worker: str, number: 
         return
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     machine = probe(None, measure=not quick)
-    results = []
+    target = RESULTS / f"peers-{device.split(':')[0]}-{machine.processor.cores}-cores.json"
+    results: list[dict[str, Any]] = []
+    report = {
+        "format": FORMAT,
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "processor": asdict(machine.processor),
+            "accelerators": [asdict(found) for found in machine.accelerators],
+            "links": [asdict(link) for link in machine.links],
+            "direct_io": machine.spill.direct,
+            "block_bytes": MIB,
+            "load": os.getloadavg()[0],
+        },
+        "versions": asdict(machine.versions),
+        "rounds": rounds,
+        "results": results,
+    }
     for number, model in enumerate(models):
         if only in model.name:
             rows = compare(number, model, quick, device, 1 if quick else rounds)
             show(console, model, rows)
             results.append({"model": model.name, "ways": [asdict(row) for row in rows]})
-    if not quick:
-        target = RESULTS / f"peers-{device.split(':')[0]}-{machine.processor.cores}-cores.json"
-        report = {
-            "format": FORMAT,
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {
-                "processor": asdict(machine.processor),
-                "accelerators": [asdict(found) for found in machine.accelerators],
-                "links": [asdict(link) for link in machine.links],
-                "direct_io": machine.spill.direct,
-                "block_bytes": MIB,
-                "load": os.getloadavg()[0],
-            },
-            "versions": asdict(machine.versions),
-            "rounds": rounds,
-            "results": results,
-        }
-        target.write_text(json.dumps(report, indent=2) + "\n")
-        console.print(f"written to {target}", soft_wrap=True)
+            if not quick:
+                target.write_text(json.dumps(report, indent=2) + "\n")
+                console.print(f"written to {target}", soft_wrap=True)
 
 
 if __name__ == "__main__":
