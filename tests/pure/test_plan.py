@@ -20,7 +20,8 @@ def step(uses: Sequence[Sequence[int]], sizes: Sequence[int], seconds: float = 1
     for number, pages in enumerate(uses):
         recorder.begins(f"op{number}", [100 + page for page in pages], 0, number * seconds)
         recorder.wrote([100 + page for page in pages])
-    return recorder.finish(len(uses) * seconds), recorder
+    recorder.finish(len(uses) * seconds)
+    return recorder.trace(), recorder
 
 
 def used_at(*positions: int) -> list[list[int]]:

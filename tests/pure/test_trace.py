@@ -23,7 +23,8 @@ def two_steps() -> tuple[Trace, Trace]:
         recorder.died(first)
         recorder.wrote([1])
         gradient = first + 1
-        traces.append(recorder.finish(now=step + 1))
+        recorder.finish(now=step + 1)
+        traces.append(recorder.trace())
         recorder = Recorder([Living(1, 100), Living(gradient, 100)], before=recorder)
     return traces[0], traces[1]
 

@@ -235,7 +235,9 @@ class _Tracer(TorchDispatchMode):
         with self:
             yield
         self._bury()
-        self.trace = replace(self._whole.finish(0.0), cut=self._in_parts.finish(0.0))
+        for recorder in (self._whole, self._in_parts):
+            recorder.finish(0.0)
+        self.trace = replace(self._whole.trace(), cut=self._in_parts.trace())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

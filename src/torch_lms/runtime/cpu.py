@@ -9,6 +9,7 @@ import torch
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
 from torch_lms.residency import PageId, Tier
+from torch_lms.runtime.clock import Clock
 from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
 from torch_lms.runtime.malloc import Heap, trim
 from torch_lms.stores.base import Pending, Slot
@@ -36,7 +37,7 @@ class CpuExecutor(Executor):
     """
 
     def __init__(self, disk: DiskStore) -> None:
-        super().__init__({Tier.DISK: disk.capacity})
+        super().__init__({Tier.DISK: disk.capacity}, Clock())
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}
@@ -122,7 +123,7 @@ class CpuExecutor(Executor):
         try:
             self._wait(pending.wait)
             name = "evict" if copy.lane is Lane.OUT else "fetch"
-            self.spans.append(Span(copy.lane, name, pending.began_s, pending.ended_s, entry.nbytes, entry.page))
+            self._spans.append(Span(copy.lane, name, pending.began_s, pending.ended_s, entry.nbytes, entry.page))
         except BaseException as error:
             if not isinstance(error, StoreError):
                 with suppress(StoreError):

@@ -11,6 +11,7 @@ import torch
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.residency import PageId, Tier
+from torch_lms.runtime.clock import Clock
 from torch_lms.timeline import Span
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
@@ -31,14 +32,14 @@ class Executor(ABC):
 
     Attributes:
         tiers: most bytes of each lower tier, nearest first.
-        stall_s: seconds in which the host waited for copies.
-        spans: copies that ended and that nobody has taken note of yet.
+        clock: tells when the program's work is done.
+        stall_s: seconds in which the host waited for copies, or the program's stream.
     """
 
-    def __init__(self, tiers: dict[Tier, int]) -> None:
-        self.tiers = tiers
+    def __init__(self, tiers: dict[Tier, int], clock: Clock) -> None:
+        self.tiers, self.clock = tiers, clock
         self.stall_s = 0.0
-        self.spans: list[Span] = []
+        self._spans: list[Span] = []
         self._perform: dict[type[Any], Callable[[Any, Entry], None]] = {
             StartEvict: lambda action, entry: self.start_evict(entry, action.tier),
             FinishEvict: lambda _, entry: self.finish_evict(entry),
@@ -108,6 +109,16 @@ class Executor(ABC):
     @abstractmethod
     def landed(self) -> list[PageId]:
         """Pages whose copy has ended, though nobody waited for it: finishing these waits for nothing."""
+
+    @property
+    def made(self) -> int:
+        """How many copies were made since ``ended`` was last asked."""
+        return len(self._spans)
+
+    def ended(self) -> list[Span]:
+        """Copies that ended since this was last asked, by the time when they did."""
+        copies, self._spans = sorted(self._spans, key=lambda span: span.end_s), []
+        return copies
 
     @abstractmethod
     def use(self, entries: Iterable[Entry]) -> None:

@@ -1,12 +1,13 @@
 """Writes every step down, plans for its like, and knows which plan the step that runs may be following."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch_lms.capture.told import Use
 from torch_lms.planner import Speeds, floor_bytes, make_plan
 from torch_lms.policy import Guide, Plan, Planned
 from torch_lms.residency import Book, PageId
+from torch_lms.runtime.clock import Mark
 from torch_lms.timeline import Lane, Link
 from torch_lms.trace import Living, Recorder, Trace
 
@@ -60,30 +61,35 @@ class Foresight:
     Args:
         policy: is told which guide to follow.
         recompute: whether plans may have pages made again.
+        when: tells seconds from marks.
 
     Attributes:
-        trace: of the last step that was recorded; None before.
         kinds: the kinds of steps known, the last followed first.
         planned_steps: steps that followed a plan from their first operation to their last.
         diverged_steps: steps that followed no plan to their end, though there were plans.
         replans: plans made after the first.
     """
 
-    def __init__(self, policy: Planned, recompute: bool) -> None:
-        self.trace: Trace | None = None
+    def __init__(self, policy: Planned, recompute: bool, when: Callable[[Mark], float]) -> None:
         self.kinds: list[Kind] = []
         self.planned_steps = 0
         self.diverged_steps = 0
         self.replans = 0
         self._evicted_bytes = 0
-        self._policy, self._recompute = policy, recompute
+        self._policy, self._recompute, self._when = policy, recompute, when
         self._recorder: Recorder | None = Recorder(())
+        self._last: Recorder | None = None
         self._is_whole = False  # the session began in the midst of a step
         self._guides: list[Guide] = []
         self._seen: list[int] = []
 
-    def begins(self, op: Use, pages: tuple[PageId, ...], new_bytes: int, now: float) -> None:
-        """``op`` begins; ``now`` is in seconds of a clock that stands still while pages move."""
+    @property
+    def trace(self) -> Trace | None:
+        """Of the last step that was recorded; None before. Waits until it is over on the device, too."""
+        return None if self._last is None else self._last.trace(self._when)
+
+    def begins(self, op: Use, pages: tuple[PageId, ...], new_bytes: int, now: Mark) -> None:
+        """``op`` begins."""
         if self._recorder is None:
             return
         self._recorder.begins(op.name, pages, new_bytes, now, self._recompute and op.is_repeatable)
@@ -94,6 +100,11 @@ class Foresight:
             for guide in self._guides:
                 guide.begins(op.name, pages)
             self._choose_guide()
+
+    def paused(self, start: Mark, end: Mark) -> None:
+        """Pages moved, and the program waited."""
+        if self._recorder is not None:
+            self._recorder.paused(start, end)
 
     @property
     def to_be_repeated(self) -> int:
@@ -123,12 +134,12 @@ class Foresight:
                 guide.died(page)
 
     def end_step(
-        self, now: float, book: Book, limit: int, is_short: bool, evicted_bytes: int, links: Mapping[Lane, Link]
+        self, now: Mark, book: Book, limit: int, is_short: bool, evicted_bytes: int, links: Mapping[Lane, Link]
     ) -> None:
         """A step ended.
 
         Args:
-            now: as for ``begins``.
+            now: when.
             book: the pages that live now.
             limit: bytes that they may occupy in the next steps.
             is_short: whether room may be short in the next step; else it is neither recorded nor guided.
@@ -137,11 +148,12 @@ class Foresight:
         """
         before, self._recorder = self._recorder, None
         if before is not None and len(before):
-            self.trace = before.finish(now)
+            before.finish(now)
+            self._last = before
             if self._is_whole:
                 moved = evicted_bytes - self._evicted_bytes
                 speeds = Speeds(*(links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN)))
-                self._learn(self.trace, before, limit, moved, speeds)
+                self._learn(before, limit, moved, speeds)
         self._evicted_bytes = evicted_bytes
         self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]
         self._guides = []
@@ -152,7 +164,7 @@ class Foresight:
             self._guides = [Guide(kind.plan, [(page.id, page.nbytes) for page in living]) for kind in self.kinds]
         self._choose_guide()
 
-    def _learn(self, trace: Trace, recorder: Recorder, limit: int, evicted_bytes: int, speeds: Speeds) -> None:
+    def _learn(self, step: Recorder, limit: int, evicted_bytes: int, speeds: Speeds) -> None:
         """Of a kind of step that comes a second time a plan is made: what never repeats is not worth one."""
         done = next((guide.plan for guide in self._guides if guide.is_done), None)
         kind = next((kind for kind in self.kinds if kind.plan is done), None)
@@ -164,12 +176,12 @@ class Foresight:
             self.kinds.insert(0, kind)
             return
         self.diverged_steps += bool(self.kinds)
-        signature = _signature(trace)
+        signature = step.signature
         if signature not in self._seen:
             self._seen = [*self._seen, signature][-_MOST_SEEN:]
             return
         self.replans += bool(self.kinds)
-        plan = make_plan(trace, limit, recorder.numbers, speeds)
+        plan = make_plan(step.trace(self._when), limit, step.numbers, speeds)
         others = [kind for kind in self.kinds if kind.signature != signature]
         self.kinds = [Kind(signature, plan), *others][:_MOST_PLANS]
 
@@ -182,11 +194,3 @@ class Foresight:
     def _choose_guide(self) -> None:
         self._guides = [guide for guide in self._guides if not guide.is_lost]
         self._policy.guide = self._guides[0] if self._guides else None
-
-
-def _signature(trace: Trace) -> int:
-    """Equal for steps of one kind: the same operations on pages of the same sizes."""
-    sizes = [page.nbytes for page in trace.pages]
-    return hash(
-        tuple((op.name, *(sizes[p] for p in op.pages), -1, *(sizes[p] for p in op.creates)) for op in trace.ops)
-    )

@@ -39,7 +39,7 @@ class Stats:
         recomputed_bytes: made again instead of fetched.
         recomputes: how often.
         clean_drops: pages freed without a copy, because one was still valid below.
-        stall_s: seconds in which the program waited for copies.
+        stall_s: seconds in which the program waited for copies: the host, or on an accelerator the stream it uses.
         hidden_fraction: share of the time of all copies in which the program did not wait; 1 if none were made.
         link_bytes_per_s: achieved by the copies "out" and "in", while there were any.
         host_bytes, disk_bytes: in the lower tiers now.

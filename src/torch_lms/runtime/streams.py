@@ -19,7 +19,6 @@ A page under way has its storage held, so the program cannot end it; and each st
 can come when a step is done and the pager has not heard of it yet.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ import torch
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.residency import PageId, Tier
+from torch_lms.runtime.clock import StreamClock
 from torch_lms.runtime.device import Stream, StreamDevice, StreamEvent
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.staging import Staging
@@ -89,7 +89,7 @@ class StreamExecutor(Executor):
     """
 
     def __init__(self, device: StreamDevice, host: HostStore, disk: DiskStore, staging_bytes: int = 32 << 20) -> None:
-        super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity})
+        super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity}, StreamClock(device))
         self._device, self._host, self._disk = device, host, disk
         self._staging_bytes = staging_bytes
         self._out, self._in = device.new_stream(), device.new_stream()
@@ -100,9 +100,6 @@ class StreamExecutor(Executor):
         self._staging: Staging | None = None
         self._under_way: dict[PageId, _Copy] = {}
         self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
-        self._began = device.record(self._first)
-        device.synchronize(self._began)
-        self._began_s = time.perf_counter()
 
     # -- down --------------------------------------------------------------------------------------------------------
 
@@ -139,7 +136,7 @@ class StreamExecutor(Executor):
                 self._wait(write.wait)
             if copy.done is not None:
                 for stream in self._owners(self._use_of(entry)):
-                    self._device.wait(stream, copy.done)
+                    self._await(stream, copy.done)
         except BaseException:
             self._give_up(entry)
             raise
@@ -230,7 +227,7 @@ class StreamExecutor(Executor):
         use = self._use_of(entry)
         try:
             if use.arrived is not None and use.home not in use.streams:
-                self._device.wait(use.home, use.arrived)
+                self._await(use.home, use.arrived)
                 use.streams.add(use.home)
         except BaseException:
             if copy.storage is not None:
@@ -252,8 +249,15 @@ class StreamExecutor(Executor):
         copy.storage = None
 
     def landed(self) -> list[PageId]:
-        self._time_copies()
         return [page for page, copy in self._under_way.items() if self._has_landed(copy)]
+
+    @property
+    def made(self) -> int:
+        return len(self._untimed)
+
+    def ended(self) -> list[Span]:
+        self._time_copies()
+        return super().ended()
 
     def _has_landed(self, copy: _Copy) -> bool:
         if copy.is_up:
@@ -261,14 +265,27 @@ class StreamExecutor(Executor):
         return all(write.done() for write in copy.writes) and (copy.done is None or self._device.reached(copy.done))
 
     def _time_copies(self) -> None:
-        """Take note of those that are over; in each direction they end in the order in which they began."""
+        """Take note of those that are over, and of the waits for them; in each lane they end in the order in which they
+        began.
+        """
         for _ in range(len(self._untimed)):
             lane, began, ended, nbytes, page = untimed = self._untimed.popleft()
             if not self._device.reached(ended):
                 self._untimed.append(untimed)
                 continue
-            start_s, end_s = (self._began_s + self._device.seconds_between(self._began, e) for e in (began, ended))
-            self.spans.append(Span(lane, "evict" if lane is Lane.OUT else "fetch", start_s, end_s, nbytes, page))
+            start_s, end_s = self.clock.when(began), self.clock.when(ended)
+            if lane is Lane.COMPUTE:
+                self.stall_s += max(0.0, end_s - start_s)
+                continue
+            self._spans.append(Span(lane, "evict" if lane is Lane.OUT else "fetch", start_s, end_s, nbytes, page))
+
+    def _await(self, stream: Stream, copied: StreamEvent) -> None:
+        """``stream`` waits for a copy. If that is the program's, the time counts that it stands still."""
+        counts = stream is self._device.current_stream() and not self._device.reached(copied)
+        began = self.clock.mark() if counts else None
+        self._device.wait(stream, copied)
+        if counts:
+            self._untimed.append((Lane.COMPUTE, began, self.clock.mark(), 0, -1))
 
     def use(self, entries: Iterable[Entry]) -> None:
         current = self._device.current_stream()
@@ -282,7 +299,7 @@ class StreamExecutor(Executor):
     def _join(self, stream: Stream, use: _Use, entry: Entry) -> None:
         """``stream`` uses the page as well."""
         if use.arrived is not None:
-            self._device.wait(stream, use.arrived)
+            self._await(stream, use.arrived)
             storage = entry()
             if storage is not None:
                 self._device.keep_for(storage, stream)

@@ -29,11 +29,12 @@ from torch_lms.pager import (
 )
 from torch_lms.policy import Planned, Policy
 from torch_lms.residency import PageId
+from torch_lms.runtime.clock import Mark
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.foresight import Foresight
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.remake import Remaker
-from torch_lms.timeline import Lane, Level, Link, Log, Span, Timeline
+from torch_lms.timeline import Lane, Link, Log, Timeline
 from torch_lms.trace import Living
 
 REFRESH_EVERY_S = 0.05
@@ -67,7 +68,6 @@ class Unit:
 
     Attributes:
         recoveries: operations that ran out of memory and were run again.
-        timeline: of the last step in which room was short; None before.
         links: sums over all copies, by direction.
     """
 
@@ -88,13 +88,14 @@ class Unit:
         self._ceiling: int | None = None
         self._refreshed_at = 0.0
         self._entries: dict[PageId, Entry] = {}
-        self.foresight = Foresight(policy, recompute) if isinstance(policy, Planned) else None
+        self._clock = executor.clock
+        self.foresight = Foresight(policy, recompute, self._clock.when) if isinstance(policy, Planned) else None
         self._remaker = Remaker()
-        self._moving_s = self._idle_since = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
-        self.timeline: Timeline | None = None
         self.links = {Lane.OUT: Link(), Lane.IN: Link()}
-        self._log: Log | None = Log()
+        self._log: Log | None = Log(_SHORT_S)
+        self._last_log: Log | None = None
+        self._idle_since: Mark = None
         self.pager = Pager(0 if limit is None else limit, policy, executor.tiers)
         if self._is_auto:
             self.refresh_limit()
@@ -131,16 +132,16 @@ class Unit:
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> tuple[PageId, ...]:
         """``op`` on ``entries`` begins, and will create ``new_bytes``. Their pages."""
         pages = tuple(entry.page for entry in entries)
-        now = time.perf_counter()
         if self._log is not None:
+            now = self._clock.mark()
             self._log.op_ends(now)
-        if self.foresight is not None and op.is_regular:
-            self.foresight.begins(op, pages, new_bytes, now - self._moving_s)
+            if self.foresight is not None and op.is_regular:
+                self.foresight.begins(op, pages, new_bytes, now)
         if self.pager.has_copies_under_way:
             landed = self.executor.landed()
             if landed:
                 self.tell(Copied(tuple(landed)))
-        if len(self.executor.spans) > _MOST_SPANS:
+        if self.executor.made > _MOST_SPANS:
             self.count_copies()
         if self._is_auto and self.pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
@@ -149,10 +150,8 @@ class Unit:
         ledger = self.pager.book.ledger
         self.executor.grows(new_bytes, ledger.device, self.pager.limit)
         if self._log is not None:
-            now = time.perf_counter()
-            self._log.op_begins(
-                op.name if op.is_regular else "view", now, Level(now, ledger.device, ledger.host, ledger.disk)
-            )
+            name = op.name if op.is_regular else "view"
+            self._log.op_begins(name, self._clock.mark(), ledger.device, ledger.host, ledger.disk)
         return pages
 
     def write_down(self, op: Use) -> None:
@@ -176,14 +175,17 @@ class Unit:
 
     def begin_step(self, is_short: bool) -> None:
         """Another begins, in which room may be short."""
-        now = time.perf_counter()
-        if self._log is not None and len(self._log):
-            self.timeline = self._log.finish(now)
-        self._log = Log() if is_short else None
+        now = None
+        if self._log is not None:
+            now = self._clock.mark()
+            self._log.op_ends(now)
+            if len(self._log):
+                self._last_log = self._log
+        self._log = Log(_SHORT_S) if is_short else None
         self._remaker.calls.clear()
         if self.foresight is not None:
             self.foresight.end_step(
-                now - self._moving_s,
+                now,
                 self.pager.book,
                 int(self.pager.limit * (_SHARE_OF_AUTO if self._is_auto else 1)),
                 is_short,
@@ -191,9 +193,14 @@ class Unit:
                 self.links,
             )
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """Of the last step in which room was short; None before. Waits until it is over on the device, too."""
+        return None if self._last_log is None else self._last_log.timeline(self._clock.when)
+
     def count_copies(self) -> None:
         """Take note of the copies that have ended."""
-        copies, self.executor.spans = sorted(self.executor.spans, key=lambda span: span.end_s), []
+        copies = self.executor.ended()
         for span in copies:
             self.links[span.lane].add(span)
         if self._log is not None:
@@ -249,18 +256,26 @@ class Unit:
     def _perform(self, actions: Iterable[Action]) -> None:
         if not isinstance(actions, tuple):
             self._before_moving()
-        began = self._idle_since = time.perf_counter()
+        if self._log is None:
+            self._drive(actions)
+            return
+        began = self._idle_since = self._clock.mark()
         try:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
-                drive(actions, self._outcome)
+            self._drive(actions)
         finally:
-            now = time.perf_counter()
-            self._moving_s += now - began
-            self._note_stall(now)
+            self._note_stall()
+            if self.foresight is not None:
+                self.foresight.paused(began, self._idle_since)
 
-    def _note_stall(self, now: float) -> None:
-        if self._log is not None and now - self._idle_since > _SHORT_S:
-            self._log.add(Span(Lane.COMPUTE, "stall", self._idle_since, now))
+    def _drive(self, actions: Iterable[Action]) -> None:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
+            drive(actions, self._outcome)
+
+    def _note_stall(self) -> None:
+        """What came since the last was waiting."""
+        now = self._clock.mark()
+        if self._log is not None:
+            self._log.spent("stall", self._idle_since, now)
         self._idle_since = now
 
     def _outcome(self, action: Action) -> Exception | None:
@@ -283,9 +298,9 @@ class Unit:
         return None
 
     def _remake(self, entry: Entry) -> None:
-        began = time.perf_counter()
-        self._note_stall(began)
+        self._note_stall()
+        began = self._idle_since
         self.executor.remake(entry, self._remaker.inputs(entry.page), lambda: self._remaker.remake(entry))
-        self._idle_since = time.perf_counter()
+        self._idle_since = self._clock.mark()
         if self._log is not None:
-            self._log.add(Span(Lane.COMPUTE, "recompute", began, self._idle_since, entry.nbytes, entry.page))
+            self._log.spent("recompute", began, self._idle_since, entry.nbytes, entry.page)

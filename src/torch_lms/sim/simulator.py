@@ -27,7 +27,7 @@ from torch_lms.pager import (
 from torch_lms.policy import Guide, Plan, Planned, Policy, Recipe
 from torch_lms.residency import Ledger, PageId, Tier
 from torch_lms.sim.lanes import Lanes, LinkSpeeds
-from torch_lms.timeline import Lane, Level, Log, Span, Timeline
+from torch_lms.timeline import Log, Timeline
 from torch_lms.trace import Trace
 
 
@@ -140,7 +140,7 @@ class Simulator:
             out_bytes=counters.evicted_bytes - out,
             in_bytes=counters.fetched_bytes - back,
             recomputed_bytes=counters.recomputed_bytes - made,
-            timeline=self._log.finish(self._now_s),
+            timeline=self._log.timeline(),
         )
 
     def _new_guide(self) -> Guide | None:
@@ -161,7 +161,7 @@ class Simulator:
         written = tuple(self._of[number] for number in op.writes)
         self._tell(OpBegins(pages, op.new_bytes, written if self.pager.has_dropped else ()))
         ledger = self.pager.book.ledger
-        self._log.op_begins(op.name, self._now_s, Level(self._now_s, ledger.device, ledger.host, ledger.disk))
+        self._log.op_begins(op.name, self._now_s, ledger.device, ledger.host, ledger.disk)
         for number in op.creates:
             page = self._create(number)
             if guide is not None:
@@ -223,7 +223,7 @@ class Simulator:
 
     def _wait_until(self, then_s: float) -> None:
         if then_s > self._now_s:
-            self._log.add(Span(Lane.COMPUTE, "stall", self._now_s, then_s))
+            self._log.spent("stall", self._now_s, then_s)
             self._stall_s += then_s - self._now_s
             self._now_s = then_s
 
@@ -231,6 +231,6 @@ class Simulator:
         recipe = self._recipes.pop(page)
         seconds = sum(self._trace.ops[op].seconds for op in recipe.ops)
         self._peak.note(self.pager.book.ledger, nbytes + recipe.extra_bytes)
-        self._log.add(Span(Lane.COMPUTE, "recompute", self._now_s, self._now_s + seconds, nbytes, page))
+        self._log.spent("recompute", self._now_s, self._now_s + seconds, nbytes, page)
         self._recompute_s += seconds
         self._now_s += seconds

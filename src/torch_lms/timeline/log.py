@@ -1,5 +1,8 @@
 """Writes a timeline down while a step runs."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch_lms.timeline.record import Lane, Level, Span, Timeline
 
 _MOST_SPANS = 1_000_000
@@ -7,35 +10,50 @@ _MOST_SPANS = 1_000_000
 
 
 class Log:
-    """One step. Times are seconds of one clock."""
+    """One step. ``now``, ``start`` and ``end`` are moments of one clock, in whatever form it has them.
 
-    def __init__(self) -> None:
-        self._spans: list[Span] = []
-        self._levels: list[Level] = []
-        self._name, self._start_s = "", 0.0
+    Args:
+        shortest_stall_s: shorter ones are left out.
+    """
+
+    def __init__(self, shortest_stall_s: float = 0.0) -> None:
+        self._shortest_stall_s = shortest_stall_s
+        self._spent: list[tuple[str, Any, Any, int, int]] = []
+        self._copies: list[Span] = []
+        self._levels: list[tuple[Any, int, int, int]] = []
+        self._name, self._start = "", None
 
     def __len__(self) -> int:
         """Operations so far."""
         return len(self._levels)
 
-    def op_ends(self, now_s: float) -> None:
+    def op_ends(self, now: Any) -> None:
         """The operation that began last, and what the program did after it, is over."""
         if self._name:
-            self.add(Span(Lane.COMPUTE, self._name, self._start_s, now_s))
+            self.spent(self._name, self._start, now)
             self._name = ""
 
-    def op_begins(self, name: str, now_s: float, level: Level) -> None:
-        """An operation has all that it needs; ``level`` is what there is now."""
-        self._name, self._start_s = name, now_s
+    def op_begins(self, name: str, now: Any, resident: int, host: int, disk: int) -> None:
+        """An operation has all that it needs; there are so many bytes of pages in each tier now."""
+        self._name, self._start = name, now
         if len(self._levels) < _MOST_SPANS:
-            self._levels.append(level)
+            self._levels.append((now, resident, host, disk))
 
-    def add(self, *spans: Span) -> None:
-        """Note what took time beside operations, copies too."""
-        if len(self._spans) < _MOST_SPANS:
-            self._spans += spans
+    def spent(self, name: str, start: Any, end: Any, nbytes: int = 0, page: int = -1) -> None:
+        """What the program was kept busy with, or waited for."""
+        if len(self._spent) < _MOST_SPANS:
+            self._spent.append((name, start, end, nbytes, page))
 
-    def finish(self, now_s: float) -> Timeline:
-        """The step ended."""
-        self.op_ends(now_s)
-        return Timeline(tuple(self._spans), tuple(self._levels))
+    def add(self, *copies: Span) -> None:
+        """What was done beside the program."""
+        if len(self._copies) < _MOST_SPANS:
+            self._copies += copies
+
+    def timeline(self, when: Callable[[Any], float] = float) -> Timeline:
+        """Of the whole step, which is over; ``when`` tells seconds from moments."""
+        spent = [
+            Span(Lane.COMPUTE, name, when(start), when(end), nbytes, page)
+            for name, start, end, nbytes, page in self._spent
+        ]
+        kept = [s for s in spent if s.name != "stall" or s.end_s - s.start_s > self._shortest_stall_s]
+        return Timeline((*kept, *self._copies), tuple(Level(when(now), *nbytes) for now, *nbytes in self._levels))

@@ -1,7 +1,8 @@
 """Writes a step down while it happens."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 
@@ -16,6 +17,8 @@ class Living(NamedTuple):
 
 class Recorder:
     """One step. The first page that it hears of is page 0 of the trace, and so on.
+
+    Moments are what one clock says, in whatever form it says it, until the trace is asked for.
 
     Args:
         living: the pages when the step begins.
@@ -32,7 +35,8 @@ class Recorder:
         self.numbers: dict[int, int] = {}
         self._pages: list[TracedPage] = []
         self._ops: list[TracedOp] = []
-        self._began = 0.0
+        self._laps: list[Any] = []
+        self._pauses: list[tuple[int, Any, Any]] = []
         for page in living:
             if before is not None and page.id in before._births:
                 self._heirs[before._births[page.id]] = len(self._pages)
@@ -47,17 +51,18 @@ class Recorder:
         name: str,
         pages: Iterable[int],
         new_bytes: int,
-        now: float,
+        now: Any,
         is_repeatable: bool = False,
         work: Work | None = None,
     ) -> None:
-        """An operation begins on ``pages`` (ids); ``now`` is in seconds of a clock that stands still while copies are
-        waited for.
-        """
-        self._time(now)
-        self._began = now
+        """An operation begins on ``pages`` (ids)."""
+        self._laps.append(now)
         numbers = tuple(self.numbers[page] for page in pages)
         self._ops.append(TracedOp(name, numbers, (), (), new_bytes, 0.0, is_repeatable, work))
+
+    def paused(self, start: Any, end: Any) -> None:
+        """The program waited, or was kept busy with what is not its own."""
+        self._pauses.append((len(self._laps), start, end))
 
     def found(self, page: Living) -> None:
         """It has been there since before the step, though nobody said so."""
@@ -87,20 +92,32 @@ class Recorder:
         number = self.numbers.pop(page)
         self._pages[number] = self._pages[number]._replace(dead=len(self._ops) - 1)
 
-    def finish(self, now: float) -> Trace:
+    def finish(self, now: Any) -> None:
         """The step ended."""
-        self._time(now)
+        self._laps.append(now)
         for page, number in self.numbers.items():
             heir = self._heirs.get(self._births[page], -1) if page in self._births else number
             if heir >= 0 and self._pages[heir].nbytes != self._pages[number].nbytes:
                 heir = -1
             self._pages[number] = self._pages[number]._replace(dead=len(self._ops), becomes=heir)
-        return Trace(tuple(self._pages), tuple(self._ops))
+
+    @property
+    def signature(self) -> int:
+        """Equal for steps of one kind: the same operations on pages of the same sizes."""
+        sizes = [page.nbytes for page in self._pages]
+        return hash(
+            tuple((op.name, *(sizes[p] for p in op.pages), -1, *(sizes[p] for p in op.creates)) for op in self._ops)
+        )
+
+    def trace(self, when: Callable[[Any], float] = float) -> Trace:
+        """Of the whole step, which is over; ``when`` tells seconds from moments."""
+        seconds = [end - start for start, end in pairwise(map(when, self._laps))]
+        for lap, start, end in self._pauses:
+            if 0 < lap <= len(seconds):
+                seconds[lap - 1] -= when(end) - when(start)
+        ops = (op._replace(seconds=max(0.0, its)) for op, its in zip(self._ops, seconds, strict=True))
+        return Trace(tuple(self._pages), tuple(ops))
 
     def _add(self, page: Living, born: int) -> None:
         self.numbers[page.id] = len(self._pages)
         self._pages.append(TracedPage(page.nbytes, born, len(self._ops), page.unpageable))
-
-    def _time(self, now: float) -> None:
-        if self._ops:
-            self._ops[-1] = self._ops[-1]._replace(seconds=now - self._began)

@@ -1,0 +1,50 @@
+"""When the program's work is done: on a device with streams that is later than when the host asks for it."""
+
+import time
+from typing import Any
+
+from torch_lms.runtime.device import StreamDevice, StreamEvent
+
+Mark = Any
+"""A moment in the program's work, on the clock that made the mark."""
+
+_NEAR_S = 10.0
+"""Events tell how far apart they are in single precision."""
+
+
+class Clock:
+    """The host's own: what it asks for is done when it goes on."""
+
+    def mark(self) -> Mark:
+        """Now."""
+        return time.perf_counter()
+
+    def when(self, mark: Mark) -> float:
+        """Seconds of ``time.perf_counter``. Waits until then, where the host is ahead."""
+        seconds: float = mark
+        return seconds
+
+
+class StreamClock(Clock):
+    """Of a device: marks are events on the program's current stream.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: StreamDevice) -> None:
+        self._device = device
+        self._near = self.mark()
+        device.synchronize(self._near)
+        self._near_s = time.perf_counter()
+
+    def mark(self) -> StreamEvent:
+        return self._device.record(self._device.current_stream())
+
+    def when(self, mark: StreamEvent) -> float:
+        if not self._device.reached(mark):
+            self._device.synchronize(mark)
+        later_s = self._device.seconds_between(self._near, mark)
+        if later_s > _NEAR_S:
+            self._near, self._near_s, later_s = mark, self._near_s + later_s, 0.0
+        return self._near_s + later_s
