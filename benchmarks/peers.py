@@ -37,8 +37,13 @@ FORMAT = 1
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
 WARM_UP = 5
-TRIAL = 15
+SETTLED = 20
 """Steps after which a peak is believed."""
+
+NEAR = 0.03
+"""Peaks that differ by so little count as equal; processes of one kind differ by as much."""
+
+TRIALS = 4
 
 STEPS = 2
 """At a time, beside the first one, which does not count."""
@@ -167,6 +172,7 @@ class Worker:
         )
         self.last: dict[str, Any] = {}
         self.seconds: list[float] = []
+        self.losses: list[str] = []
         self.before: dict[str, Any] = {}
 
     def step(self, count: bool) -> None:
@@ -178,10 +184,17 @@ class Worker:
         if not line:
             raise SystemExit(f"{self.name} ended with {self._process.wait()}")
         self.last = json.loads(line)
+        self.losses.append(self.last["loss"])
         if count:
             self.seconds.append(self.last["seconds"])
         else:
             self.before = self.last
+
+    def warm_up(self, steps: int = WARM_UP) -> dict[str, Any]:
+        """Have it take some that do not count; what it says then."""
+        for _ in range(steps):
+            self.step(count=False)
+        return self.last
 
     def since(self, what: str) -> float:
         """Of a cumulative figure, what came by step while steps were counted, the last time."""
@@ -221,44 +234,40 @@ class Row:
 
 
 def compare(number: int, model: Model, quick: bool, device: str, rounds: int) -> list[Row]:
-    """All ways to train ``model``: first those whose peak says under which limit LMS must do as well."""
+    """All ways to train ``model``."""
     start = partial(Worker, number, quick, device=device)
-    reference, stock_ways = start("reference", 0), ["checkpoint"]
-    stock_ways += ["hooks to disk"] if device == "cpu" else ["save_on_cpu"]
-    others = [start(name, 0) for name in stock_ways]
-    for worker in (reference, *others):
-        for _ in range(WARM_UP):
-            worker.step(count=False)
-    demand = int(_tried(start("reactive", 1 << 40))["demand_bytes"])
-    its_peak, like_checkpoint = _tried(start("checkpoint", 0))["peak_bytes"], 0.5
-    for _ in range(2):
-        peak = _tried(start("planned", int(demand * like_checkpoint)))["peak_bytes"]
-        like_checkpoint += (its_peak - peak) / demand
-    limits = {"reactive": (0.5, 0.25), "planned": (0.5, 0.25, like_checkpoint)}
-    shares = [0.0] * len(others)
-    for name, its in limits.items():
-        for share in its:
-            others.append(start(name, int(demand * share)))
-            shares.append(share)
-            for _ in range(WARM_UP):
-                others[-1].step(count=False)
+    probed = start("reactive", 1 << 40)
+    demand = int(probed.warm_up()["demand_bytes"])
+    probed.close()
+    reference, checkpointing = start("reference", 0), start("checkpoint", 0)
+    share, like_checkpointing = _with_its_peak(checkpointing, demand, partial(start, "planned"))
+    others = [(start("hooks to disk" if device == "cpu" else "save_on_cpu", 0), 0.0)]
+    others += [(start(name, int(demand * share)), share) for name in OURS for share in (0.5, 0.25)]
+    for worker in (reference, *(worker for worker, _ in others)):
+        worker.warm_up()
+    ways = [(reference, 0.0), (checkpointing, 0.0), *others, (like_checkpointing, share)]
     for _ in range(rounds):
-        for worker in (reference, *others):
+        for worker, _ in ways:
             worker.step(count=False)  # after the others' steps the caches are cold
             for _ in range(STEPS):
                 worker.step(count=True)
-    rows = [_row(worker, share, reference) for worker, share in zip((reference, *others), (0.0, *shares), strict=True)]
-    for worker in (reference, *others):
+    rows = [_row(worker, share, reference) for worker, share in ways]
+    for worker, _ in ways:
         worker.close()
     return rows
 
 
-def _tried(worker: Worker) -> dict[str, Any]:
-    """What it says after some steps."""
-    for _ in range(TRIAL):
-        worker.step(count=False)
-    worker.close()
-    return worker.last
+def _with_its_peak(other: Worker, demand: int, start: Callable[[int], Worker]) -> tuple[float, Worker]:
+    """The share of the demand at which LMS has the peak that ``other`` has, and a worker that has it."""
+    peak, share = other.warm_up(SETTLED)["peak_bytes"], 0.5
+    for trial in range(TRIALS):
+        worker = start(int(demand * share))
+        above = worker.warm_up(SETTLED)["peak_bytes"] - peak
+        if abs(above) <= NEAR * peak or trial == TRIALS - 1:
+            break
+        worker.close()
+        share = min(1.0, max(0.1, share - above / demand))
+    return share, worker
 
 
 def _row(worker: Worker, share: float, reference: Worker) -> Row:
@@ -274,7 +283,7 @@ def _row(worker: Worker, share: float, reference: Worker) -> Row:
         peak_bytes=worker.last["peak_bytes"],
         moved_bytes=worker.since("evicted_bytes"),
         hidden=worker.last["hidden_fraction"] if busy and "hidden_fraction" in worker.last else None,
-        equal=worker.last["loss"] == reference.last["loss"],
+        equal=all(ours == theirs for ours, theirs in zip(worker.losses, reference.losses, strict=False)),
     )
 
 
