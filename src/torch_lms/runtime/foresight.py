@@ -92,14 +92,20 @@ class Foresight:
         """``op`` begins."""
         if self._recorder is None:
             return
-        self._recorder.begins(op.name, pages, new_bytes, now, self._recompute and op.is_repeatable)
-        if len(self._recorder) > _MOST_OPS:
-            self._recorder, self._guides = None, []
-            self._choose_guide()
         if self._guides:
             for guide in self._guides:
                 guide.begins(op.name, pages)
             self._choose_guide()
+        self._recorder.begins(op.name, pages, new_bytes, now, self._recompute and self._is_repeatable(op))
+        if len(self._recorder) > _MOST_OPS:
+            self._recorder, self._guides = None, []
+            self._choose_guide()
+
+    def _is_repeatable(self, op: Use) -> bool:
+        """As it was in a step that went like this one so far: to look at it anew takes longer."""
+        for guide in self._guides:
+            return guide.plan.trace.ops[guide.position].is_repeatable
+        return op.is_repeatable
 
     def paused(self, start: Mark, end: Mark) -> None:
         """Pages moved, and the program waited."""
