@@ -47,6 +47,35 @@ def test_free_memory_stays_within_a_share_of_the_limit() -> None:
     assert beyond > 100
 
 
+SCARCE = f"""
+import sys
+import torch
+from torch_lms.runtime import malloc
+from torch_lms.runtime.limits import AutoLimit
+
+malloc.auto_limit = lambda _: AutoLimit(int(sys.argv[1]), "a container", {1 << 40})
+torch.zeros({30 * MIB}, dtype=torch.uint8)
+heap = malloc.Heap()
+limit = {100 * MIB}
+heap.grows(limit, 0, limit)
+blocks = [torch.zeros({MIB}, dtype=torch.uint8) for _ in range(int(sys.argv[2]))]
+del blocks[::4]
+before = malloc._resident_bytes()
+heap.grows(limit, 0, limit)
+print(before - malloc._resident_bytes())
+"""
+
+
+@pytest.mark.parametrize(
+    ("free", "made", "given_back"),
+    [(1 << 40, 120, 0), (5 * MIB, 120, 29 * MIB), (5 * MIB, 90, 0), (1 << 40, 150, 37 * MIB)],
+)
+def test_where_memory_is_scarce_nothing_free_stays_beyond_the_limit(free: int, made: int, given_back: int) -> None:
+    command = [sys.executable, "-c", SCARCE, str(free), str(made)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ended.stdout) == pytest.approx(given_back, abs=4 * MIB)
+
+
 LIMITED = """
 import resource
 import sys

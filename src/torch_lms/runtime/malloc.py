@@ -4,6 +4,10 @@ import ctypes
 import resource
 from pathlib import Path
 
+import torch
+
+from torch_lms.runtime.limits import auto_limit
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _THRESHOLD_BYTES = 4 << 20
 """By itself glibc raises it to 32 MiB as blocks are freed. Smaller blocks then stay in its heaps, free but counted
@@ -17,6 +21,7 @@ memory is faulted in anew than is moved less."""
 _LOOKS = 4
 """While as much is made as may stay free."""
 
+_CPU = torch.device("cpu")
 _PAGE_BYTES = resource.getpagesize()
 
 
@@ -34,7 +39,7 @@ _glibc = _libc()
 
 
 class Heap:
-    """Keeps what was freed, but stays with the process, within a share of the limit.
+    """Keeps what was freed, but stays with the process, within a share of the limit, and while memory is not scarce.
 
     To give all of it back at once, and always, would have each operation fault its memory in anew.
     """
@@ -52,9 +57,15 @@ class Heap:
         if _glibc is None or self._made_bytes * _LOOKS < limit * _FREE_SHARE:
             return
         self._made_bytes = 0
-        if self._other_bytes is None or _resident_bytes() - self._other_bytes > limit * (1 + _FREE_SHARE):
+        if self._other_bytes is None or self._is_too_much(_resident_bytes() - self._other_bytes - limit, limit):
             trim()
             self._other_bytes = _resident_bytes() - held_bytes
+
+    def _is_too_much(self, beyond_bytes: int, limit: int) -> bool:
+        """Whether the process had better not hold ``beyond_bytes`` more than the limit, until the next look."""
+        if beyond_bytes > limit * _FREE_SHARE:
+            return True
+        return beyond_bytes > 0 and auto_limit(_CPU).nbytes * _LOOKS < limit * _FREE_SHARE
 
 
 def trim() -> None:
