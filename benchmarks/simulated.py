@@ -1,10 +1,11 @@
 """What steps cost under limits on machines that need not be at hand, beside the least that the model allows.
 
-    python benchmarks/simulated.py [--quick] [--json FILE] [--chart FILE]
+    python benchmarks/simulated.py [--quick] [--only TEXT] [--json FILE] [--chart FILE]
 
 Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
 oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
-(`torch-lms doctor --calibrate`). An hour on two cores.
+(`torch-lms doctor --calibrate`). Two hours on two cores. FILE keeps what it has of workloads without TEXT in their
+names, so they can be done one after the other.
 """
 
 import argparse
@@ -123,23 +124,27 @@ def chart(found: list[Point], target: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="k up to 4")
+    parser.add_argument("--only", default="", metavar="TEXT", help="workloads with this in their names")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     given = parser.parse_args()
     print("| step | machine | k | limit / W | planned | moves only | bound |\n|---|---|---|---|---|---|---|")
-    found: list[Point] = []
+    asked = [name for name in WORKLOADS if given.only in name]
+    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
+    found = {name: [Point(**p) for p in before if p["workload"] == name] for name in WORKLOADS}
     with ProcessPoolExecutor(2) as workers:
         work = partial(points, there=machines(), shares=SHARES[:3] if given.quick else SHARES)
-        for of_workload in workers.map(work, WORKLOADS):
-            found += of_workload
+        for name, of_workload in zip(asked, workers.map(work, asked), strict=True):
+            found[name] = of_workload
             for p in of_workload:
                 cells = (p.workload, p.machine, f"{p.k:g}", f"{p.limit_over_w:.1f}")
                 shares = (f"{100 * share:.1f} %" for share in (p.overhead, p.moves_only, p.bound))
                 print(f"| {' | '.join((*cells, *shares))} |", flush=True)
-    if given.json:
-        given.json.write_text(json.dumps([asdict(p) for p in found], indent=1) + "\n")
+            if given.json:
+                everything = [asdict(p) for of_workload in found.values() for p in of_workload]
+                given.json.write_text(json.dumps(everything, indent=1) + "\n")
     if given.chart:
-        chart(found, given.chart)
+        chart([p for of_workload in found.values() for p in of_workload], given.chart)
 
 
 if __name__ == "__main__":
