@@ -14,7 +14,7 @@ from contracts.pages import get, noise, put
 from injection import CannotMount, damage, failing, short, small_disk
 
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
-from torch_lms.stores.copies import CHUNK_BYTES, checksum
+from torch_lms.stores.copies import CHUNK_BYTES, Copy, checksum
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.io_pool import IoThread
 from torch_lms.stores.spill_dir import filesystem_of
@@ -29,6 +29,24 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DiskStore]
     yield store
     store.validate()
     store.close()
+
+
+def test_whoever_moved_a_part_holds_nothing_of_the_page_once_it_is_there(store: DiskStore, monkeypatch: Patch) -> None:
+    """The thread that comes last ends the copy; the others may not have gone on yet."""
+    others_go_on, end_chunk = threading.Event(), Copy._end_chunk
+
+    def slowly(copy: Copy) -> None:
+        end_chunk(copy)
+        if not copy.done():
+            others_go_on.wait(10)
+
+    monkeypatch.setattr(Copy, "_end_chunk", slowly)
+    data = noise(2 * CHUNK_BYTES)
+    view, slot = memoryview(data), store.reserve(len(data))
+    store.write(slot, view).wait()
+    view.release()
+    data.clear()  # raises BufferError if anything still exports it
+    others_go_on.set()
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

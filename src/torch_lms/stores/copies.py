@@ -70,6 +70,12 @@ class Copy(Pending):
     def perform(self, index: int, file: SpillFile, bounce: Bytes) -> None:
         """Move chunk ``index`` by way of ``bounce``: the page's own memory is not aligned enough for direct I/O."""
         try:
+            self._try(index, file, bounce)
+        finally:
+            self._end_chunk()  # not before the frame has ended that holds a part of the page
+
+    def _try(self, index: int, file: SpillFile, bounce: Bytes) -> None:
+        try:
             for earlier in self._after:
                 earlier.settle()
             self.began_s = self.began_s or time.perf_counter()
@@ -81,8 +87,6 @@ class Copy(Pending):
         except Exception as error:
             # without its traceback, whose frames hold the page
             self._error = self._explained(error.with_traceback(None), file)
-        finally:
-            self._end_chunk()
 
     @abstractmethod
     def _move(self, index: int, part: Bytes, file: SpillFile, bounce: Bytes) -> None:
