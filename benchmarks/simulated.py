@@ -4,8 +4,8 @@
 
 Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
 oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
-(`torch-lms doctor --calibrate`). Two hours on two cores. FILE keeps what it has of workloads without TEXT in their
-names, so they can be done one after the other.
+(`torch-lms doctor --calibrate`). An hour or more on two cores. FILE keeps what it has of workloads without TEXT in
+their names, so they can be done one after the other.
 """
 
 import argparse

@@ -128,6 +128,7 @@ def test_copies_run_beside_each_other(device: torch.device, monkeypatch: pytest.
             lms.reclaim()
             for tensor in tensors:
                 tensor.add_(1)
+        torch.accelerator.synchronize()
         stall_s = lms.stats().stall_s
     assert [float(tensor[-1]) for tensor in tensors] == [n + 3.0 for n in range(8)]
     assert waits == []

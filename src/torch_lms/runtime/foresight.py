@@ -103,9 +103,10 @@ class Foresight:
 
     def _is_repeatable(self, op: Use) -> bool:
         """As it was in a step that went like this one so far: to look at it anew takes longer."""
-        for guide in self._guides:
-            return guide.plan.trace.ops[guide.position].is_repeatable
-        return op.is_repeatable
+        if not self._guides:
+            return op.is_repeatable
+        guide = self._guides[0]
+        return guide.plan.trace.ops[guide.position].is_repeatable
 
     def paused(self, start: Mark, end: Mark) -> None:
         """Pages moved, and the program waited."""

@@ -281,11 +281,12 @@ class StreamExecutor(Executor):
 
     def _await(self, stream: Stream, copied: StreamEvent) -> None:
         """``stream`` waits for a copy. If that is the program's, the time counts that it stands still."""
-        counts = stream is self._device.current_stream() and not self._device.reached(copied)
-        began = self.clock.mark() if counts else None
+        if stream is not self._device.current_stream() or self._device.reached(copied):
+            self._device.wait(stream, copied)
+            return
+        began = self.clock.mark()
         self._device.wait(stream, copied)
-        if counts:
-            self._untimed.append((Lane.COMPUTE, began, self.clock.mark(), 0, -1))
+        self._untimed.append((Lane.COMPUTE, began, self.clock.mark(), 0, -1))
 
     def use(self, entries: Iterable[Entry]) -> None:
         current = self._device.current_stream()

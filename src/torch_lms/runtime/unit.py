@@ -263,7 +263,7 @@ class Unit:
         try:
             self._drive(actions)
         finally:
-            self._note_stall()
+            self._spent("stall")
             if self.foresight is not None:
                 self.foresight.paused(began, self._idle_since)
 
@@ -271,12 +271,12 @@ class Unit:
         with torch._C._DisableTorchDispatch(), torch.no_grad():  # copies are no operations of the user's
             drive(actions, self._outcome)
 
-    def _note_stall(self) -> None:
-        """What came since the last was waiting."""
-        now = self._clock.mark()
+    def _spent(self, on: str, nbytes: int = 0, page: PageId = -1) -> None:
+        """What came since the last time was ``on``."""
         if self._log is not None:
-            self._log.spent("stall", self._idle_since, now)
-        self._idle_since = now
+            now = self._clock.mark()
+            self._log.spent(on, self._idle_since, now, nbytes, page)
+            self._idle_since = now
 
     def _outcome(self, action: Action) -> Exception | None:
         entry = self._entries[action.page]
@@ -298,9 +298,6 @@ class Unit:
         return None
 
     def _remake(self, entry: Entry) -> None:
-        self._note_stall()
-        began = self._idle_since
+        self._spent("stall")
         self.executor.remake(entry, self._remaker.inputs(entry.page), lambda: self._remaker.remake(entry))
-        self._idle_since = self._clock.mark()
-        if self._log is not None:
-            self._log.spent("recompute", began, self._idle_since, entry.nbytes, entry.page)
+        self._spent("recompute", entry.nbytes, entry.page)
