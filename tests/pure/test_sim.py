@@ -36,6 +36,29 @@ def test_who_needs_room_waits_for_the_copy_and_who_needs_the_page_for_its_return
     assert (step.peak_bytes, step.host_bytes, step.disk_bytes) == (20, 10, 0)
 
 
+@pytest.mark.parametrize("lost", [0.25, 1.0])
+def test_who_waits_for_a_copy_loses_no_more_by_making_it(lost: float) -> None:
+    links = LinkSpeeds(out=5, back=10, disk_write=1, disk_read=1, lost=lost)
+    step = simulator(THERE_AND_BACK, 20, links).step()
+    assert step.stall_s == pytest.approx(3 * (1 - lost))
+    assert step.seconds == pytest.approx(5 + 3)
+
+
+def test_a_copy_beside_operations_takes_its_share_of_their_time() -> None:
+    idle = [Op([0, 3])] * 40
+    trace = traced([Op([0], [1]), *idle, Op([3], [2]), *idle, Op([3, 2]), *idle, Op([0, 1])], (0, 3))
+    for lost in (0.0, 0.5):
+        links = LinkSpeeds(10, 10, 10, 10, lost=lost)
+        plan = make_plan(trace, 30, {}, Speeds(10.0, 10.0))
+        simulated = Simulator(trace, 30, AMPLE, links, Planned(), plan)
+        simulated.step()
+        step = simulated.step()
+        copies = [span for span in step.timeline.spans if span.lane in (Lane.OUT, Lane.IN)]
+        assert len(copies) == 2
+        assert step.stall_s == pytest.approx(0)
+        assert step.seconds == pytest.approx(124 + 2 * lost)
+
+
 def test_every_copy_begins_late() -> None:
     links = LinkSpeeds(out=5, back=10, disk_write=1, disk_read=1, latency_s=0.25)
     assert simulator(THERE_AND_BACK, 20, links).step().stall_s == pytest.approx(3.5)

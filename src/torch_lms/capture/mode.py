@@ -142,6 +142,8 @@ class LmsMode(TorchDispatchMode):
                 finally:
                     if pages:
                         self._sink.land(pages, wrote=bool(info.writes))
+            elif seen > 0 and not (info.composite or info.view):
+                return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
         if types and has_wrapper(values):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
@@ -161,10 +163,14 @@ class LmsMode(TorchDispatchMode):
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if info.view and is_strided((*args, *kwargs.values())):
             return self._view(func, tensors, args, kwargs)
-        entries = self._entries(tensors)
+        return self._run_on(func, info, self._entries(tensors), args, kwargs)
+
+    def _run_on(
+        self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        op = _Op(self._find, func, info, args, kwargs, entries)
         if not self._sink.tight(entries):
-            return self._execute(_Op(self._find, func, info, args, kwargs, tensors, entries))
-        op = _Op(self._find, func, info, args, kwargs, tensors, entries)
+            return self._execute(op)
         op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
@@ -193,7 +199,7 @@ class LmsMode(TorchDispatchMode):
                 used = (*args[: part.shape_only], *args[part.shape_only + 1 :])
                 args = (*args[: part.shape_only], stand_in, *args[part.shape_only + 1 :])
             tensors = tensors_among(used)
-            run = _Op(self._find, op.func, info, args, kwargs, tensors, self._entries(tensors))
+            run = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors))
             run.new_bytes = self._sizes.new_bytes(op.func, info, args, kwargs)
             results.append(self._execute(run))
         return split.join(info, results)
@@ -302,7 +308,6 @@ class _Op(Use):
     info: OpInfo
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    tensors: list[Any]
     entries: list[Entry]
     new_bytes: int = 0
     undo: Callable[[], None] | None = None
@@ -310,6 +315,13 @@ class _Op(Use):
 
     def __post_init__(self) -> None:
         self.name = self.info.name
+
+    @property
+    def tensors(self) -> list[Any]:
+        """Among its arguments, at any depth where their schema does not tell all."""
+        if self.info.opaque:
+            return tensors_within((self.args, self.kwargs))
+        return tensors_among((*self.args, *self.kwargs.values()))
 
     @property
     def is_repeatable(self) -> bool:

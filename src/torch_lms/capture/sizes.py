@@ -12,6 +12,7 @@ _MOST_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
 
 _HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FREQUENT = frozenset((*_HARMLESS, bool))
 
 
 class Sizes:
@@ -42,6 +43,8 @@ def _signature(values: Any) -> Any:
 
 
 def _signature_of(value: Any) -> Any:
+    if type(value) in _FREQUENT:
+        return value
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):

@@ -282,7 +282,7 @@ def _simulated(work: Trace, limit: int, machine: Machine, gpus: int, policy: str
         rival, plan, chooser = _OURS, None, Reactive()
     else:
         rival, chooser = _OURS, Planned()
-        plan = make_plan(work, limit, {}, Speeds(links.out, links.back))
+        plan = make_plan(work, limit, {}, Speeds(links.out, links.back, links.lost))
     simulator = Simulator(
         work,
         limit,
@@ -313,7 +313,7 @@ def _tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:
         write, read = machine.disk.write_bytes_per_s / gpus, machine.disk.read_bytes_per_s / gpus
         tiers[Tier.DISK] = machine.disk.nbytes // gpus
     if machine.link is None:
-        return tiers, LinkSpeeds(write, read, write, read, is_host_memory=True)
+        return tiers, LinkSpeeds(write, read, write, read, is_host_memory=True, lost=1.0)
     link = min(machine.links(gpus), key=lambda link: link.both_bytes_per_s)
     out, back = link.to_host_bytes_per_s, link.to_device_bytes_per_s
     speeds = LinkSpeeds(out, back, write, read, link.both_bytes_per_s, link.latency_s)

@@ -53,9 +53,9 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         ids: numbers of the pages that were alive at its end, by their id.
         speeds: of the link.
     """
-    search = _Search(trace, limit, ids, Speeds(speeds.out * _DERATED, speeds.back * _DERATED))
+    search = _Search(trace, limit, ids, speeds._replace(out=speeds.out * _DERATED, back=speeds.back * _DERATED))
     if search.best.choice.moved:
-        for rules in _WALKS:
+        for rules in (*_WALKS, *_shared_walks(speeds.lost)):
             search.walk(rules)
         enough_s = _ENOUGH * sum(op.seconds for op in trace.ops)
         for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
@@ -64,6 +64,11 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
                 break
             search.walk(variant)
     return search.best.plan
+
+
+def _shared_walks(lost: float) -> list[Rules]:
+    """Where a second of the link costs so much by itself."""
+    return [Rules(lost), Rules(lost, is_punctual=False), Rules(lost, counts_inputs=True)] if lost else []
 
 
 class _Candidate(NamedTuple):
@@ -143,7 +148,7 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
 
 def _seconds(plan: Plan, speeds: Speeds) -> float:
     """Of a step, the second, on a machine with nothing but the link; and some for what it moves unnoticed."""
-    links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back)
+    links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back, lost=speeds.lost)
     simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 62}, links, Planned(), replace(plan, known={}))
     simulator.step()
     step = simulator.step()

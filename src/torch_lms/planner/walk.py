@@ -17,10 +17,16 @@ _LEAST_S = 1e-9
 
 
 class Speeds(NamedTuple):
-    """Of the link, bytes per second."""
+    """Of the link.
+
+    Attributes:
+        out, back: bytes per second.
+        lost: share of a copy's time that the program loses though it does not wait, since the same cores make both.
+    """
 
     out: float
     back: float
+    lost: float = 0.0
 
 
 class Choice(NamedTuple):

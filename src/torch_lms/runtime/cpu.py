@@ -1,5 +1,6 @@
 """Without an accelerator: RAM is the device, and pages go to the disk."""
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +43,11 @@ class CpuExecutor(Executor):
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}
         self._heap: Heap | None = None
+
+    @property
+    def lost(self) -> float:
+        """All of it where operations use every core: one that copies keeps the others waiting at the end of each."""
+        return float(torch.get_num_threads() >= len(os.sched_getaffinity(0)))
 
     def start_evict(self, entry: Entry, tier: Tier) -> None:
         if self._heap is None:

@@ -49,6 +49,11 @@ class Executor(ABC):
             Discard: lambda _, entry: self.discard(entry),
         }
 
+    @property
+    def lost(self) -> float:
+        """Share of a copy's time that the program loses though it does not wait for it."""
+        return 0.0
+
     def perform(self, action: Action, entry: Entry) -> None:
         """Do ``action``, which is about ``entry``."""
         self._perform[type(action)](action, entry)

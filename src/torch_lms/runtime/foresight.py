@@ -141,7 +141,14 @@ class Foresight:
                 guide.died(page)
 
     def end_step(
-        self, now: Mark, book: Book, limit: int, is_short: bool, evicted_bytes: int, links: Mapping[Lane, Link]
+        self,
+        now: Mark,
+        book: Book,
+        limit: int,
+        is_short: bool,
+        evicted_bytes: int,
+        links: Mapping[Lane, Link],
+        lost: float,
     ) -> None:
         """A step ended.
 
@@ -152,6 +159,7 @@ class Foresight:
             is_short: whether room may be short in the next step; else it is neither recorded nor guided.
             evicted_bytes: so far.
             links: how fast pages left and came back so far.
+            lost: share of a copy's time that the program loses though it does not wait.
         """
         before, self._recorder = self._recorder, None
         if before is not None and len(before):
@@ -159,7 +167,8 @@ class Foresight:
             self._last = before
             if self._is_whole:
                 moved = evicted_bytes - self._evicted_bytes
-                speeds = Speeds(*(links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN)))
+                out, back = (links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN))
+                speeds = Speeds(out, back, lost)
                 self._learn(before, limit, moved, speeds)
         self._evicted_bytes = evicted_bytes
         self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]

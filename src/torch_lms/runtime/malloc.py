@@ -47,6 +47,7 @@ class Heap:
     def __init__(self) -> None:
         self._made_bytes = 0
         self._other_bytes: int | None = None
+        self._spare_bytes = self._spent_bytes = 0
         if _glibc is not None and _is_address_space_limited():
             _glibc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
             _glibc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
@@ -56,6 +57,7 @@ class Heap:
         self._made_bytes += nbytes
         if _glibc is None or self._made_bytes * _LOOKS < limit * _FREE_SHARE:
             return
+        self._spent_bytes += self._made_bytes
         self._made_bytes = 0
         if self._other_bytes is None or self._is_too_much(_resident_bytes() - self._other_bytes - limit, limit):
             trim()
@@ -65,7 +67,9 @@ class Heap:
         """Whether the process had better not hold ``beyond_bytes`` more than the limit, until the next look."""
         if beyond_bytes > limit * _FREE_SHARE:
             return True
-        return beyond_bytes > 0 and auto_limit(_CPU).nbytes * _LOOKS < limit * _FREE_SHARE
+        if beyond_bytes > 0 and self._spent_bytes * _LOOKS >= self._spare_bytes:  # to ask takes a millisecond
+            self._spare_bytes, self._spent_bytes = auto_limit(_CPU).nbytes, 0
+        return beyond_bytes > 0 and self._spare_bytes * _LOOKS < limit * _FREE_SHARE
 
 
 def trim() -> None:

@@ -606,8 +606,8 @@ class Session(Sink, RawAccess):
 
     def _by_unit(self, entries: list[Entry]) -> list[tuple[Unit, list[Entry]]]:
         """``entries`` by their devices; the current device alone if there are none."""
-        if not entries:
-            return [(self._default, [])]
+        if self._is_cpu or not entries:
+            return [(self._default, entries)]
         first = entries[0].unit
         if all(entry.unit is first for entry in entries):
             return [(first, entries)]

@@ -191,6 +191,7 @@ class Unit:
                 is_short,
                 self.pager.counters.evicted_bytes,
                 self.links,
+                self.executor.lost,
             )
 
     @property

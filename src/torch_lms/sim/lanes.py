@@ -20,6 +20,7 @@ class LinkSpeeds:
         both: out and back together, while both are busy.
         latency_s: before the first byte of a copy arrives.
         is_host_memory: whether the device's memory is the host's, so that the next tier is the disk.
+        lost: share of a copy's time that the program loses though it does not wait, since the same cores make both.
     """
 
     out: float
@@ -29,6 +30,7 @@ class LinkSpeeds:
     both: float = inf
     latency_s: float = 0.0
     is_host_memory: bool = False
+    lost: float = 0.0
 
 
 class Lanes:

@@ -103,7 +103,7 @@ class Simulator:
         self.pager = Pager(limit, policy, tiers)
         self._trace, self._policy, self._plan = trace, policy, plan
         self._is_blocking, self._keeps_copies, self._grows = is_blocking, keeps_copies, grows
-        self._lanes = Lanes(speeds)
+        self._lanes, self._lost = Lanes(speeds), speeds.lost
         self._now_s = 0.0
         self._ids = count()
         self._of: dict[int, PageId] = {}  # by number in the trace
@@ -209,9 +209,11 @@ class Simulator:
         page = self.pager.book[action.page]
         if isinstance(action, StartEvict):
             lanes.evict(page.id, page.nbytes, action.tier, self._now_s)
+            self._lose()
         elif isinstance(action, StartFetch):
             assert page.tier is not None
             lanes.fetch(page.id, page.nbytes, page.tier, self._now_s)
+            self._lose()
         elif isinstance(action, FinishEvict | FinishFetch):
             self._wait_until(lanes.done_s.pop(page.id))
         elif isinstance(action, Drop):
@@ -220,6 +222,14 @@ class Simulator:
             self._make(page.id, page.nbytes)
         if self._is_blocking and page.id in lanes.done_s:
             self._wait_until(lanes.done_s[page.id])
+
+    def _lose(self) -> None:
+        """The program's cores make the copy that was just asked for: what that takes is lost, beside it or before."""
+        if self._lost:
+            copy = self._lanes.spans[-1]
+            lost_s = self._lost * (copy.end_s - copy.start_s)
+            self._log.spent("copying", self._now_s, self._now_s + lost_s, copy.nbytes, copy.page)
+            self._now_s += lost_s
 
     def _wait_until(self, then_s: float) -> None:
         if then_s > self._now_s:
