@@ -106,6 +106,33 @@ def test_kinds_are_told_apart() -> None:
     ]
 
 
+def test_convolutions_over_volumes_are_a_kind_of_their_own() -> None:
+    trace = trace_step(nn.Conv3d(4, 4, 3), (torch.ones(1, 4, 8, 8, 8),), "sgd", min_size=1)
+    kinds = {op.name: op.work.kind for op in trace.ops if op.work is not None}
+    assert kinds["aten::convolution"] == kinds["aten::convolution_backward"] == "convolution3d"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(16, 16, 3, groups=16),
+        nn.Conv2d(16, 32, 3, stride=2, groups=4),
+        nn.ConvTranspose2d(16, 8, 3, stride=2, groups=4),
+        nn.Conv2d(16, 8, 3),
+        nn.ConvTranspose2d(16, 8, 3, stride=2),
+    ],
+    ids=str,
+)
+def test_backward_of_a_convolution_takes_twice_what_forward_took(layer: nn.Module) -> None:
+    """And in groups so much less."""
+    given = torch.ones(2, 16, 9, 9)
+    trace = trace_step(nn.Sequential(nn.Conv2d(16, 16, 1), layer), (given,), "sgd", min_size=1)
+    flops = [op.work.flops for op in trace.ops if op.work is not None and "convolution" in op.name]
+    positions = given[0, 0].numel() if isinstance(layer, nn.ConvTranspose2d) else layer(given)[0, 0].numel()
+    assert flops[1] == 2 * 2 * positions * layer.weight.numel()
+    assert flops[2] == 2 * flops[1]
+
+
 def test_nothing_is_allocated_and_nothing_changes() -> None:
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}

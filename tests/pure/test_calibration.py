@@ -82,6 +82,7 @@ def test_the_slower_of_arithmetic_and_memory(work: Work, expected: float) -> Non
 
 def test_kinds_of_numbers() -> None:
     assert peak(Work("convolution", "float32", 1, 1), A100) == A100.tf32_flop_per_s
+    assert peak(Work("convolution3d", "float32", 1, 1), A100) == A100.tf32_flop_per_s
     assert peak(Work("matrix", "float32", 1, 1), A100) == A100.fp32_flop_per_s
     assert peak(Work("matrix", "bfloat16", 1, 1), A100) == A100.bf16_flop_per_s
     assert peak(Work("matrix", "bfloat16", 1, 1), V100) == V100.fp32_flop_per_s

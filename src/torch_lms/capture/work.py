@@ -29,12 +29,16 @@ _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index"})
 
 _MOST_WORKSPACE = 256 << 20
 
+_CONVOLUTIONS = frozenset({"convolution", "convolution3d"})
+_DIMS_OF_VOLUMES = 5
+
 
 def work_of(info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
     """Of the call ``func(*args, **kwargs)`` that gave ``result``. Tensors need have no bytes.
 
-    FLOPs are those of ``torch.utils.flop_counter``, and formulas of our own for what it lacks. The workspace of a
-    convolution is an assumption: as much as it reads and writes, 256 MiB at most, where its kernel is no point.
+    FLOPs are those of ``torch.utils.flop_counter``, but for formulas of our own where it lacks one or is wrong. The
+    workspace of a convolution is an assumption: as much as it reads and writes, 256 MiB at most, where its kernel is
+    no point.
     """
     name = info.name.removeprefix("aten::").split(".")[0]
     given = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
@@ -46,14 +50,16 @@ def work_of(info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if not made:
         written = pytree.tree_leaves(info.written_args(args, kwargs))
         nbytes += _touched([leaf for leaf in written if isinstance(leaf, torch.Tensor)])
-    workspace = min(nbytes, _MOST_WORKSPACE) if kind == "convolution" and _kernel_size(args, name) > 1 else 0
+    workspace = min(nbytes, _MOST_WORKSPACE) if kind in _CONVOLUTIONS and _kernel_size(args, name) > 1 else 0
     return Work(kind, _dtype(given, made), _flops(name, func, args, kwargs, result), nbytes, workspace)
 
 
 def _kind(name: str, args: tuple[Any, ...]) -> str:
     if "convolution" in name:
         weight, groups = _weight(args, name), args[-2] if name == "convolution_backward" else args[-1]
-        return "depthwise" if groups > 1 and groups == weight.shape[0] else "convolution"
+        if groups > 1 and groups == weight.shape[0]:
+            return "depthwise"
+        return "convolution3d" if weight.dim() == _DIMS_OF_VOLUMES else "convolution"
     if name in _MATRIX or "scaled_dot_product" in name or "rnn" in name:
         return "matrix"
     if any(part in name for part in _NORMALIZATIONS):
@@ -83,10 +89,17 @@ def _touched(tensors: list[torch.Tensor]) -> int:
 
 
 def _flops(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    if name in _FORMULAS:
+        return int(_FORMULAS[name](args))
     formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-    if formula is not None:
-        return int(formula(*args, **kwargs, out_val=result))
-    return int(_FORMULAS[name](args)) if name in _FORMULAS else 0
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+
+
+def _convolution_backward(args: tuple[Any, ...]) -> int:
+    """Either gradient takes as much as the convolution did. PyTorch's own count knows nothing of groups."""
+    grad, given, weight, is_transposed, wanted = args[0], args[1], args[2], args[7], args[-1]
+    positions = (given if is_transposed else grad).shape[2:].numel()
+    return int(sum(wanted[:2]) * 2 * given.shape[0] * positions * weight.numel())
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
@@ -101,6 +114,7 @@ def _recurrent(args: tuple[Any, ...]) -> int:
 
 
 _FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
+    "convolution_backward": _convolution_backward,
     "mv": lambda args: 2 * args[0].numel(),
     "addmv": lambda args: 2 * args[1].numel(),
     "dot": lambda args: 2 * args[0].numel(),

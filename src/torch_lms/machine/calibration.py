@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch_lms.errors import UsageError
 from torch_lms.machine.model import Accelerator
 
-KINDS = ("matrix", "convolution", "depthwise", "normalization", "elementwise", "copy")
+KINDS = ("matrix", "convolution", "convolution3d", "depthwise", "normalization", "elementwise", "copy")
 """Of operations."""
 
 _FOLDER = "calibrations"

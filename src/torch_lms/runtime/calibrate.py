@@ -33,7 +33,7 @@ from torch_lms.sim.cost import seconds
 from torch_lms.trace import Work
 
 _FILE = "this.toml"
-_REPEATS = 3
+_REPEATS = 5
 _DENSE, _SPARSE = 1.0, 0.25
 """Arithmetic for a byte, in shares of what the processor has for one: above it arithmetic binds, below it memory."""
 
@@ -233,12 +233,13 @@ def _images(scale: int) -> tuple[nn.Module, torch.Tensor]:
         nn.MaxPool2d(3, 2, 1),
         block(64, 64, 1),
         block(128, 128, 2),
-        block(256, 128, 1),
+        block(256, 256, 2),
+        block(512, 512, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(256, 1000),
+        nn.Linear(1024, 1000),
     )
-    return model, torch.randn(2 * scale, 3, 160, 160)
+    return model, torch.randn(4 * scale, 3, 192, 192)
 
 
 def _separable(scale: int) -> tuple[nn.Module, torch.Tensor]:
@@ -259,9 +260,14 @@ def _volumes(scale: int) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(nn.Conv3d(width, out, 3, stride, 1), nn.InstanceNorm3d(out, affine=True), nn.LeakyReLU())
 
     model = nn.Sequential(
-        block(1, 16, 1), block(16, 16, 1), block(16, 32, 2), block(32, 32, 1), nn.ConvTranspose3d(32, 16, 2, 2)
+        block(1, 32, 1),
+        block(32, 32, 1),
+        block(32, 64, 2),
+        block(64, 64, 1),
+        block(64, 128, 2),
+        nn.ConvTranspose3d(128, 64, 2, 2),
     )
-    return model, torch.randn(scale, 1, 48, 48, 48)
+    return model, torch.randn(max(1, scale // 4), 1, 64, 64, 64)
 
 
 def _tokens(scale: int) -> tuple[nn.Module, torch.Tensor]:
@@ -283,13 +289,13 @@ def _measured(make: Callable[[int], tuple[nn.Module, torch.Tensor]], device: tor
         optimizer.zero_grad()
 
     step()
-    step_s = median(_seconds(step, device) for _ in range(_REPEATS))
+    step_s = min(_seconds(step, device) for _ in range(_REPEATS))
     runs = []
     for _ in range(_REPEATS):
         with _Stopwatch(device) as stopwatch:
             step()
         runs.append(stopwatch.samples)
-    samples = [(same[0][0], median(seconds for _, seconds in same)) for same in zip(*runs, strict=True)]
+    samples = [(same[0][0], min(seconds for _, seconds in same)) for same in zip(*runs, strict=True)]
     return _Measured(samples, step_s)
 
 
