@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
+from math import inf
 from typing import NamedTuple
 
 from torch_lms.planner.evictions import choose, moved_out
@@ -12,7 +13,7 @@ from torch_lms.planner.room import Room
 from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
 from torch_lms.policy import Plan, Planned
 from torch_lms.residency import PageId, Tier
-from torch_lms.sim import LinkSpeeds, Simulator
+from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
 from torch_lms.trace import Trace
 
 _WALKS = (
@@ -72,9 +73,10 @@ def _shared_walks(lost: float) -> list[Rules]:
 
 
 class _Candidate(NamedTuple):
-    """A plan, how long a step takes with it, and how it came about."""
+    """A plan, how long a step takes with it and by how many bytes it exceeds what it may, and how it came about."""
 
     seconds: float
+    excess: float
     plan: Plan
     choice: Choice
     rules: Rules | None
@@ -94,6 +96,9 @@ class _Search:
         self.tried: set[Rules] = set()
         thrifty = choose(trace, limit)
         self._most_bytes = _MOST_TRAFFIC * moved_out(thrifty)
+        workspace = max((op.work.workspace_bytes for op in trace.ops if op.work is not None), default=0)
+        least = trace.working_set_bytes  # below it nobody can stay; above it, making again may exceed the limit
+        self._most_held = least + workspace if limit < least else inf
         self.best = self._candidate(Choice(thrifty, []), None)
 
     @cached_property
@@ -105,7 +110,7 @@ class _Search:
         self.tried.add(rules)
         choice = self._walker.walk(rules)
         if choice.dropped or moved_out(choice.moved) <= self._most_bytes:
-            self.best = min(self.best, self._candidate(choice, rules), key=lambda candidate: candidate.seconds)
+            self.best = min(self.best, self._candidate(choice, rules), key=lambda found: (found.excess, found.seconds))
 
     def variants(self) -> Iterator[Rules]:
         """Rules like those of the best, if it makes pages again: an anchor more (of what takes long); other prices."""
@@ -122,7 +127,10 @@ class _Search:
 
     def _candidate(self, choice: Choice, rules: Rules | None) -> _Candidate:
         plan = _plan(self._trace, self._limit, choice, self._known, self._speeds)
-        return _Candidate(_seconds(plan, self._speeds), plan, choice, rules)
+        step = _simulated(plan, self._speeds)
+        copies_s = step.out_bytes / self._speeds.out + step.in_bytes / self._speeds.back
+        excess = max(0, step.peak_bytes - self._most_held)
+        return _Candidate(step.seconds + _HIDDEN_COST * copies_s, excess, plan, choice, rules)
 
 
 def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int], speeds: Speeds) -> Plan:
@@ -146,10 +154,9 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
     return Plan(trace, limit, tuple(map(tuple, leaves)), tuple(map(tuple, comes)), frozenset(away), known, all_remade)
 
 
-def _seconds(plan: Plan, speeds: Speeds) -> float:
-    """Of a step, the second, on a machine with nothing but the link; and some for what it moves unnoticed."""
+def _simulated(plan: Plan, speeds: Speeds) -> SimulatedStep:
+    """A step, the second, on a machine with nothing but the link."""
     links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back, lost=speeds.lost)
     simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 62}, links, Planned(), replace(plan, known={}))
     simulator.step()
-    step = simulator.step()
-    return step.seconds + _HIDDEN_COST * (step.out_bytes / speeds.out + step.in_bytes / speeds.back)
+    return simulator.step()
