@@ -198,8 +198,7 @@ class LmsMode(TorchDispatchMode):
             if part.shape_only >= 0 and (stand_in := for_gradient_of_input(args)) is not None:
                 used = (*args[: part.shape_only], *args[part.shape_only + 1 :])
                 args = (*args[: part.shape_only], stand_in, *args[part.shape_only + 1 :])
-            tensors = tensors_among(used)
-            run = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors))
+            run = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
             run.new_bytes = self._sizes.new_bytes(op.func, info, args, kwargs)
             results.append(self._execute(run))
         return split.join(info, results)

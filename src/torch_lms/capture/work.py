@@ -10,7 +10,7 @@ from torch.utils.flop_counter import flop_registry
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import untyped_storage
-from torch_lms.trace import Work
+from torch_lms.trace import CONVOLUTIONS, Work
 
 _MATRIX = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "linear"})
 
@@ -29,7 +29,6 @@ _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index"})
 
 _MOST_WORKSPACE = 256 << 20
 
-_CONVOLUTIONS = frozenset({"convolution", "convolution3d"})
 _DIMS_OF_VOLUMES = 5
 
 
@@ -50,7 +49,7 @@ def work_of(info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if not made:
         written = pytree.tree_leaves(info.written_args(args, kwargs))
         nbytes += _touched([leaf for leaf in written if isinstance(leaf, torch.Tensor)])
-    workspace = min(nbytes, _MOST_WORKSPACE) if kind in _CONVOLUTIONS and _kernel_size(args, name) > 1 else 0
+    workspace = min(nbytes, _MOST_WORKSPACE) if kind in CONVOLUTIONS and _kernel_size(args, name) > 1 else 0
     return Work(kind, _dtype(given, made), _flops(name, func, args, kwargs, result), nbytes, workspace)
 
 

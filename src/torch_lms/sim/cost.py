@@ -2,10 +2,9 @@
 
 from torch_lms.errors import UsageError
 from torch_lms.machine import Accelerator, Calibration
-from torch_lms.trace import Trace, Work
+from torch_lms.trace import CONVOLUTIONS, Trace, Work
 
-_CONVOLUTIONS = ("convolution", "convolution3d")
-_TENSOR_CORES = ("matrix", *_CONVOLUTIONS)
+_TENSOR_CORES = ("matrix", *CONVOLUTIONS)
 """Kinds that use them."""
 
 
@@ -49,4 +48,4 @@ def peak(work: Work, accelerator: Accelerator) -> float:
         return accelerator.fp16_flop_per_s
     if work.dtype == "bfloat16":
         return accelerator.bf16_flop_per_s or plain
-    return (accelerator.tf32_flop_per_s or plain) if work.kind in _CONVOLUTIONS else plain
+    return (accelerator.tf32_flop_per_s or plain) if work.kind in CONVOLUTIONS else plain

@@ -2,11 +2,12 @@
 
 from torch_lms.trace.curve import Curve, demand_curve
 from torch_lms.trace.file import lines, load, save
-from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
+from torch_lms.trace.record import CONVOLUTIONS, Trace, TracedOp, TracedPage, Work
 from torch_lms.trace.recorder import Living, Recorder
 from torch_lms.trace.summary import LargePage, Summary, summarize
 
 __all__ = [
+    "CONVOLUTIONS",
     "Curve",
     "LargePage",
     "Living",

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+CONVOLUTIONS = ("convolution", "convolution3d")
+"""Kinds of work that are, over images and over volumes, but for depthwise ones."""
+
 
 class TracedPage(NamedTuple):
     """A page of the step. Its number is its index in the trace.
