@@ -1,8 +1,9 @@
 """Train a network on your data, also where it does not fit: to its metric, resumable, on one device or many."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -11,7 +12,7 @@ from torch_lms_workloads.commands.options import AMP_OPTION, SET_OPTION, paging_
 from torch_lms_workloads.commands.room import explained, size_that_fits
 from torch_lms_workloads.training.loop import train
 from torch_lms_workloads.training.numa import bind_near
-from torch_lms_workloads.training.ranks import ranks_here
+from torch_lms_workloads.training.ranks import leave, ranks_here
 from torch_lms_workloads.training.request import Request
 from torch_lms_workloads.training.setup import set_up
 
@@ -54,7 +55,7 @@ AT_LEAST_ONE = click.IntRange(1)
 )
 @paging_options
 @json_option
-def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) -> None:
+def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) -> Callable[[], NoReturn] | None:
     """Train WORKLOAD: a name that `torch-lms plan` knows, or file.py:name of a workload of your own.
 
     Under torchrun the same command trains on several devices.
@@ -72,6 +73,7 @@ def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) 
         result = train(setup, say)
     if json_to is not None and ranks.is_first:
         write_json(result, json_to)
+    return leave if ranks.count > 1 else None
 
 
 def _nothing(text: str) -> None:

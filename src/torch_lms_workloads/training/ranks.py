@@ -1,10 +1,11 @@
 """The processes that train together. ``torchrun`` starts them, and tells each who it is."""
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -75,6 +76,17 @@ def joined(ranks: Ranks, device: torch.device) -> Iterator[None]:
     dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
     yield
     dist.destroy_process_group()
+
+
+def leave() -> NoReturn:
+    """End this process at once, after all is done and written.
+
+    FSDP2's meshes keep gloo's threads alive. One that lets go of its last tensor while Python shuts down ends the
+    process with SIGABRT (pytorch/pytorch#190489), and the launcher the whole job.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def ranks_here() -> Ranks:
