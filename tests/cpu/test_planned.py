@@ -22,7 +22,8 @@ from torch_lms.trace import demand_curve, load, save
 @pytest.mark.parametrize("net", NETS)
 def test_what_leaves_is_near_the_floor(net: str, share: int) -> None:
     limit = demand_of(NETS[net]) // share
-    traffic = measure(NETS[net], limit)
+    with one_thread():
+        traffic = measure(NETS[net], limit)
     stats = traffic.stats
     assert stats.planned_steps == STEPS
     assert (stats.diverged_steps, stats.replans) == (0, 0)

@@ -10,7 +10,7 @@ from bits import same_bits
 from nets import UNet3d, encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
-from traffic import ADAM, MIN_SIZE, SGD, STEPS, WARM_UP, Step, demand_of, one_thread, training
+from traffic import ADAM, LARGE, MIN_SIZE, SGD, STEPS, WARM_UP, Step, demand_of, measure, one_thread, training
 
 import torch_lms
 from torch_lms.cli.demo_train import UNet
@@ -87,6 +87,14 @@ def test_equal_to_the_bit(net: str, share: int, monkeypatch: pytest.MonkeyPatch)
     if share == 2:  # at the tight end there is no room for what it takes
         assert stats.recomputed_bytes > 0
         assert stats.recomputes > 0
+
+
+@pytest.mark.parametrize("net", ["the demo's U-Net, 64^3", "ResNet-50, 1 x 384^2", "DeepLab over ResNet-18, 1 x 385^2"])
+def test_less_leaves_than_any_schedule_must_move(net: str) -> None:
+    with one_thread():
+        traffic = measure(LARGE[net], demand_of(LARGE[net]) // 2, recompute=True)
+    assert traffic.stats.planned_steps == STEPS
+    assert traffic.ratio < 0.7
 
 
 @pytest.mark.parametrize("share", [2, 4])
