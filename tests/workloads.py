@@ -190,7 +190,7 @@ def inference(device: torch.device, guard: Callable[[], object] = torch.no_grad)
         return [
             model(sequences if isinstance(model, nn.TransformerEncoder) else images).clone()
             for model in models
-            for _ in range(2)
+            for _ in range(STEPS)
         ]
 
 

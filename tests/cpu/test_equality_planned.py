@@ -1,0 +1,38 @@
+"""The workloads of `test_equality.py`, long enough to follow plans (N14), which make pages again (N16): the link is slow."""
+
+import pytest
+import torch
+import workloads
+from bits import same_bits
+
+import torch_lms
+from torch_lms.planner import Speeds
+from torch_lms.runtime import foresight
+
+CPU = torch.device("cpu")
+MIN_SIZE = 1024
+STEPS = 8
+
+NOTHING_TO_MAKE_AGAIN = {"double-backward"}
+
+
+@pytest.mark.parametrize("name", workloads.WORKLOADS)
+def test_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "STEPS", STEPS)
+    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    workload = workloads.WORKLOADS[name]
+    expected = workload(CPU)
+    with torch_lms.session(limit="64GB", min_size=MIN_SIZE) as lms:
+        workload(CPU)
+        lms.step()
+        demand = lms.stats().peak_resident_bytes
+    planned = recomputes = 0
+    for share in (2, 4, 8):
+        with torch_lms.session(limit=demand // share, min_size=MIN_SIZE) as lms:
+            results = workload(CPU)
+            lms.validate()
+            stats = lms.stats()
+        assert same_bits(results, expected)
+        planned, recomputes = planned + stats.planned_steps, recomputes + stats.recomputes
+    assert planned >= STEPS
+    assert recomputes or name in NOTHING_TO_MAKE_AGAIN
