@@ -1,4 +1,4 @@
-"""The workloads of `test_equality.py`, long enough to follow plans (N14), which make pages again (N16): the link is slow."""
+"""The workloads of `test_equality.py`, long enough to follow plans (N14) that make pages again (N16): the link is slow."""
 
 import pytest
 import torch
