@@ -1,4 +1,4 @@
-"""The workloads of `test_equality.py`, long enough to follow plans (N14) that make pages again (N16): the link is slow."""
+"""The workloads of `test_equality.py`, for as long as it takes to follow plans (N14) that make pages again (N16)."""
 
 import pytest
 import torch
