@@ -253,7 +253,7 @@ class _Moved:
         if step is None:
             return cls()
         return cls(
-            more_s=step.stall_s + step.recompute_s,
+            more_s=step.stall_s + step.copying_s + step.recompute_s,
             stall_s=step.stall_s,
             out_s=_busy_s(step.timeline, Lane.OUT),
             in_s=_busy_s(step.timeline, Lane.IN),

@@ -38,6 +38,7 @@ class SimulatedStep:
     Attributes:
         seconds: from its first operation to the first of the next.
         stall_s: of these, waiting for copies.
+        copying_s: of these, lost to copies that the program's own cores make.
         recompute_s: of these, making pages again.
         peak_bytes: most on the device at once, pages and workspaces.
         host_bytes, disk_bytes: most there.
@@ -48,6 +49,7 @@ class SimulatedStep:
 
     seconds: float
     stall_s: float
+    copying_s: float
     recompute_s: float
     peak_bytes: int
     host_bytes: int
@@ -112,7 +114,7 @@ class Simulator:
             if page.dead < len(trace.ops):
                 self._deaths[max(page.dead, 0)].append(number)
         self._recipes: dict[PageId, Recipe] = {}  # of pages that are dropped
-        self._stall_s = self._recompute_s = 0.0
+        self._stall_s = self._copying_s = self._recompute_s = 0.0
         self._log = Log()
         self._peak = _Peak()
 
@@ -122,7 +124,8 @@ class Simulator:
             if page.born < 0 and number not in self._of:
                 self._create(number)
         guide = self._new_guide()
-        began_s, self._stall_s, self._recompute_s, self._log, self._peak = self._now_s, 0.0, 0.0, Log(), _Peak()
+        began_s, self._log, self._peak = self._now_s, Log(), _Peak()
+        self._stall_s = self._copying_s = self._recompute_s = 0.0
         counters, copies = self.pager.counters, len(self._lanes.spans)
         out, back, made = counters.evicted_bytes, counters.fetched_bytes, counters.recomputed_bytes
         for position in range(len(self._trace.ops)):
@@ -133,6 +136,7 @@ class Simulator:
         return SimulatedStep(
             seconds=self._now_s - began_s,
             stall_s=self._stall_s,
+            copying_s=self._copying_s,
             recompute_s=self._recompute_s,
             peak_bytes=self._peak.device,
             host_bytes=self._peak.host,
@@ -229,6 +233,7 @@ class Simulator:
             copy = self._lanes.spans[-1]
             lost_s = self._lost * (copy.end_s - copy.start_s)
             self._log.spent("copying", self._now_s, self._now_s + lost_s, copy.nbytes, copy.page)
+            self._copying_s += lost_s
             self._now_s += lost_s
 
     def _wait_until(self, then_s: float) -> None:
