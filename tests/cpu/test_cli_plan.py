@@ -1,6 +1,7 @@
 """`torch-lms plan`: answers, and what it says where there is none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from torch_lms.cli.main import group
 from torch_lms.cli.plan_target import Setting, find, trace
+from torch_lms.machine import Disk, load, text_of
 from torch_lms.planner import POLICIES
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_model.py") + ":segmenter"
@@ -51,6 +53,17 @@ def test_what_does_not_fit_moves_and_a_faster_link_moves_it_faster(tmp_path: Pat
         assert found["d2h_bytes"] + found["recomputed_bytes"] > 0
         assert found["demand_bytes"] > found["limit_bytes"] > found["largest_op_bytes"]
     assert 0 <= nvlink["overhead"] < pcie["overhead"]
+
+
+def test_where_the_program_makes_the_copies_they_take_its_time(tmp_path: Path) -> None:
+    """As on a CPU, whose memory is the device's: one link, the disk's."""
+    machine = tmp_path / "cpu.toml"
+    alone = replace(load(V100), gpus=1, sockets=1, link=None, switch=None, disk=Disk(1e9, 1e9, 1 << 40))
+    machine.write_text(text_of(alone))
+    (found,) = asked(tmp_path, EXAMPLE, "--machine", str(machine), "--limit", "100MB", "--policy", "planned-moves")
+    copied_s = (found["d2h_bytes"] + found["h2d_bytes"]) / 1e9
+    assert copied_s > 0
+    assert found["step_s"] >= found["step_s_unlimited"] + copied_s * 0.999
 
 
 def test_a_timeline_of_what_is_simulated(tmp_path: Path) -> None:
