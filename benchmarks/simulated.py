@@ -125,7 +125,9 @@ def chart(found: list[Point], target: Path) -> None:
             line = [(p.k, 1 + p.overhead) for p in found if (p.workload, p.machine) == (workload, machine)]
             axis.plot(*zip(*line, strict=True), marker="o", label=workload)
         axis.set(title=machine, xscale="log", yscale="log", xlabel="k = demand / limit", ylabel="slowdown")
+        axis.minorticks_off()
         axis.set_xticks(SHARES, [str(k) for k in SHARES])
+        axis.set_yticks((1, 2, 5, 10), ("1", "2", "5", "10"))
         axis.grid(alpha=0.3)
     axes.flat[0].legend(fontsize=7)
     figure.tight_layout()
