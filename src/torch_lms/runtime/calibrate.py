@@ -280,10 +280,10 @@ _STEPS: tuple[Callable[[int], tuple[nn.Module, torch.Tensor]], ...] = (_images, 
 
 
 def _measured(device: torch.device) -> list[_Measured]:
-    """The best of some rounds of all steps: whatever disturbs makes one slower, and seldom lasts for all rounds."""
+    """The medians of some rounds of all steps: what disturbs for a second meets all of them, in a few rounds."""
     steps = [_step(make, device) for make in _STEPS]
     rounds = [[_watched(step, device) for step in steps] for _ in range(_ROUNDS)]
-    return [_best(same) for same in zip(*rounds, strict=True)]
+    return [_typical(same) for same in zip(*rounds, strict=True)]
 
 
 def _step(make: Callable[[int], tuple[nn.Module, torch.Tensor]], device: torch.device) -> Callable[[], None]:
@@ -307,10 +307,10 @@ def _watched(step: Callable[[], None], device: torch.device) -> _Measured:
     return _Measured(stopwatch.samples, step_s)
 
 
-def _best(runs: tuple[_Measured, ...]) -> _Measured:
+def _typical(runs: tuple[_Measured, ...]) -> _Measured:
     samples = zip(*(run.samples for run in runs), strict=True)
-    least = [(same[0][0], min(elapsed_s for _, elapsed_s in same)) for same in samples]
-    return _Measured(least, min(run.step_s for run in runs))
+    medians = [(same[0][0], median(elapsed_s for _, elapsed_s in same)) for same in samples]
+    return _Measured(medians, median(run.step_s for run in runs))
 
 
 # -- shares of the peaks ---------------------------------------------------------------------------------------------
