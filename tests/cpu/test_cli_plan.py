@@ -91,6 +91,17 @@ def test_blocks_made_again_need_less() -> None:
     assert len(again.ops) > len(stock.ops)
 
 
+def test_the_timeline_shows_the_exchange_between_ranks(tmp_path: Path) -> None:
+    target = tmp_path / "t.json"
+    ranks = ("--gpus", "2", "--batch", "4", "--machine", V100, "--limit", "100MB", "--timeline", str(target))
+    (found,) = asked(tmp_path, EXAMPLE, *ranks)
+    done = [event for event in json.loads(target.read_text())["traceEvents"] if event["ph"] == "X"]
+    (exchange,) = [event for event in done if event["name"] == "all-reduce"]
+    step_s = (max(e["ts"] + e["dur"] for e in done) - min(e["ts"] for e in done)) / 1e6
+    assert exchange["ts"] + exchange["dur"] == pytest.approx(step_s * 1e6)
+    assert step_s == pytest.approx(found["step_s"], rel=0.01)
+
+
 def test_ranks_share_batch_and_links_and_exchange_gradients(tmp_path: Path) -> None:
     size = ("--size", "2048", "--machine", V100)
     (alone,) = asked(tmp_path, EXAMPLE, *size, "--batch", "2")

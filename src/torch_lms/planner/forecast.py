@@ -11,7 +11,7 @@ from torch_lms.planner.walk import Speeds
 from torch_lms.policy import Planned, Policy, Reactive
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator, timed
-from torch_lms.timeline import Lane, Timeline
+from torch_lms.timeline import Lane, Span, Timeline
 from torch_lms.trace import Trace, demand_curve
 from torch_lms.units import format_bytes
 
@@ -180,7 +180,7 @@ def forecast(
     work = timed(trace, machine.accelerator, calibration)
     if policy == "planned-moves":
         work = _unrepeatable(work)
-    exposed_s = _exposed_s(work, machine, gpus, gradient_bytes)
+    exchange = _Exchange.of(work, machine, gpus, gradient_bytes)
     step, failure = None, ""
     if need.largest_op > usable or limit <= 0:
         failure = "operation"
@@ -195,7 +195,7 @@ def forecast(
         elif _held(step.peak_bytes + buckets) > usable:
             failure = "operation"
     moved = _Moved.by(step)
-    step_s, unlimited_s = work.seconds + moved.more_s + exposed_s, work.seconds + exposed_s
+    step_s, unlimited_s = work.seconds + moved.more_s + exchange.exposed_s, work.seconds + exchange.exposed_s
     found = Forecast(
         machine=machine.name,
         gpus=gpus,
@@ -212,19 +212,19 @@ def forecast(
         step_s_unlimited=unlimited_s,
         overhead=step_s / unlimited_s - 1,
         data_rate=gpus * items / step_s,
-        gpu_use=1 - (moved.stall_s + exposed_s) / step_s,
+        gpu_use=1 - (moved.stall_s + exchange.exposed_s) / step_s,
         link_use=max(moved.out_s, moved.in_s) / step_s,
         d2h_bytes=moved.out_bytes,
         h2d_bytes=moved.in_bytes,
         d2h_bytes_per_s=moved.out_bytes / moved.out_s if moved.out_s else 0.0,
         h2d_bytes_per_s=moved.in_bytes / moved.in_s if moved.in_s else 0.0,
         recomputed_bytes=moved.recomputed_bytes,
-        ideal_step_s=perfect_s + exposed_s,
-        efficiency=(perfect_s + exposed_s) / step_s,
+        ideal_step_s=perfect_s + exchange.exposed_s,
+        efficiency=(perfect_s + exchange.exposed_s) / step_s,
         step_s_low=step_s / (1 + calibration.error),
         step_s_high=step_s * (1 + calibration.error),
         advice="",
-        timeline=step.timeline if step is not None else None,
+        timeline=exchange.within(step.timeline) if step is not None else None,
     )
     return replace(found, advice=_advice(found, failure, usable))
 
@@ -320,17 +320,39 @@ def _tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:
     return {Tier.HOST: int(_HOST_SHARE * machine.host_bytes) // gpus, **tiers}, speeds
 
 
-def _exposed_s(work: Trace, machine: Machine, gpus: int, gradient_bytes: int) -> float:
-    """Of the exchange of gradients, what backward does not hide: a ring passes 2 (n - 1) / n of them by each rank, and
-    begins when the first bucket is full; the last bucket is exchanged when all is done.
+@dataclass(frozen=True)
+class _Exchange:
+    """Of gradients, between the ranks.
+
+    Attributes:
+        nbytes: that each rank has of them.
+        whole_s: how long it takes: a ring passes 2 (n - 1) / n of them by each rank.
+        exposed_s: what backward does not hide: it begins when the first bucket is full; the last is exchanged when all
+            is done.
     """
-    if gpus == 1:
-        return 0.0
-    bytes_per_s = machine.ring_bytes_per_s(gpus)
-    whole_s = 2 * (gpus - 1) / gpus * gradient_bytes / bytes_per_s
-    last_s = 2 * (gpus - 1) / gpus * min(gradient_bytes, _BUCKET_BYTES) / bytes_per_s
-    backward_s = sum(op.seconds for op in work.ops if "backward" in op.name)
-    return max(last_s, whole_s - backward_s)
+
+    nbytes: int = 0
+    whole_s: float = 0.0
+    exposed_s: float = 0.0
+
+    @classmethod
+    def of(cls, work: Trace, machine: Machine, gpus: int, gradient_bytes: int) -> "_Exchange":
+        if gpus == 1:
+            return cls()
+        byte_s = 2 * (gpus - 1) / gpus / machine.ring_bytes_per_s(gpus)
+        whole_s, last_s = byte_s * gradient_bytes, byte_s * min(gradient_bytes, _BUCKET_BYTES)
+        backward_s = sum(op.seconds for op in work.ops if "backward" in op.name)
+        return cls(gradient_bytes, whole_s, max(last_s, whole_s - backward_s))
+
+    def within(self, timeline: Timeline) -> Timeline:
+        """The step with it."""
+        if not self.nbytes:
+            return timeline
+        done_s = max(span.end_s for span in timeline.spans if span.lane is Lane.COMPUTE)
+        end_s = done_s + self.exposed_s
+        waits = Span(Lane.COMPUTE, "stall", done_s, end_s)
+        exchanged = Span(Lane.COLLECTIVE, "all-reduce", end_s - self.whole_s, end_s, self.nbytes)
+        return replace(timeline, spans=(*timeline.spans, waits, exchanged))
 
 
 def _advice(found: Forecast, failure: str, usable: int) -> str:

@@ -35,7 +35,8 @@ def _complete(span: Span, began_s: float) -> dict[str, Any]:
         "ts": (span.start_s - began_s) * 1e6,
         "dur": max(0.0, span.end_s - span.start_s) * 1e6,
     }
-    return event if span.page < 0 else {**event, "args": {"page": span.page, "bytes": span.nbytes}}
+    args = {"page": span.page} if span.page >= 0 else {}
+    return {**event, "args": {**args, "bytes": span.nbytes}} if span.nbytes else event
 
 
 def _counter(level: Level, began_s: float) -> dict[str, Any]:

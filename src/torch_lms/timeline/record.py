@@ -20,13 +20,16 @@ class Lane(Enum):
     DISK = "disk"
     """Between host memory and the disk, where there is host memory between."""
 
+    COLLECTIVE = "collective"
+    """Between the ranks: only simulated; where steps are recorded it is the program's."""
+
 
 class Span(NamedTuple):
     """Something that took time.
 
     Attributes:
         lane: who was busy.
-        name: an operation as in "aten::mm", "stall", "evict", "fetch" or "recompute".
+        name: an operation as in "aten::mm", "stall", "evict", "fetch", "recompute" or "all-reduce".
         start_s, end_s: seconds of one clock.
         nbytes: that were moved; 0 for operations.
         page: that was moved; -1 for operations.
