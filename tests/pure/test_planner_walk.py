@@ -117,6 +117,14 @@ def test_a_plan_is_no_slower_than_none_and_keeps_the_limit(
     assert trace.seconds <= bound_seconds(trace, limit, speeds) <= planned.seconds * 1.001
 
 
+def test_no_plan_copies_what_is_not_written_yet() -> None:
+    """Page 1, written in the first second, must have left before the second operation: in 2 s, while one has passed."""
+    ops = [Op([0], [1]), Op([0], [2]), Op([0]), Op([2]), Op([1])]
+    trace = traced(ops, nbytes=10)
+    trace = Trace(trace.pages, tuple(op._replace(is_repeatable=False) for op in trace.ops))
+    assert bound_seconds(trace, 20, Speeds(5.0, 10.0)) == pytest.approx(5 + 1)
+
+
 def test_the_same_step_gives_the_same_plan() -> None:
     trace = random_training(3)
     plans = [make_plan(trace, 100, {}, Speeds(30.0, 30.0)) for _ in range(2)]

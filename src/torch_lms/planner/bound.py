@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_lms.planner.gaps import gaps_of
+from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.room import Room
 from torch_lms.planner.walk import Speeds
 from torch_lms.trace import Trace
@@ -14,7 +14,9 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
     """Of a step like ``trace`` under ``limit``: a linear program. No plan can be faster.
 
     Pages may be away by parts, moved or dropped. What is dropped costs the last operation that made it, once; what is
-    moved costs link time, each direction by itself, beside the operations. When copies can begin and end is left out.
+    moved costs link time, each direction by itself, beside the operations. What is away during an operation, and was
+    written in the same step, left after that and before the operation; what is needed in the same step comes back after
+    it.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
@@ -34,9 +36,18 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
         entries.extend((len(most), column, value) for column, value in values)
         most.append(at_most)
 
+    seconds = np.array([op.seconds for op in trace.ops])
+    ends_s = np.cumsum(seconds)
+    begins_s = ends_s - seconds
     for position in positions:
-        there = [(n, -float(gap.nbytes)) for n, gap in enumerate(gaps) if any(a <= position <= b for a, b in gap.spans)]
-        row([*there, *((n + count, value) for n, value in there)], -float(excess[position]))
+        there = [n for n, gap in enumerate(gaps) if any(a <= position <= b for a, b in gap.spans)]
+        row([(n + k, -float(gaps[n].nbytes)) for n in there for k in (0, count)], -float(excess[position]))
+        left = [
+            (n, gaps[n].nbytes / speeds.out) for n in there if 0 <= _written(trace, gaps[n]) <= gaps[n].after < position
+        ]
+        comes = [(n, gaps[n].nbytes / speeds.back) for n in there if gaps[n].before > position]
+        row([*left, (total, -1.0)], begins_s[position] - trace.seconds)
+        row([*comes, (total, -1.0)], -ends_s[position])
     for n, gap in enumerate(gaps):
         row([(n, 1.0), (n + count, 1.0)], 1.0)
         if not gap.is_copied:
@@ -59,6 +70,11 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
     if solved.x is None:
         raise RuntimeError(f"the program was not solved: {solved.message}")
     return float(solved.fun)
+
+
+def _written(trace: Trace, gap: Gap) -> int:
+    """The operation that wrote what ``gap.page`` holds meanwhile; of the step before if it comes after the gap."""
+    return gap.version % (len(trace.ops) + 2) - 1
 
 
 def _seconds(trace: Trace, page: int, after: int) -> float:
