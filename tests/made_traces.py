@@ -36,6 +36,10 @@ def traced(ops: Sequence[Op], constants: Sequence[int] = (0,), nbytes: int = 10)
     )
 
 
+THERE_AND_BACK = traced([Op([0], [1]), Op([0], [2]), Op([0]), Op([2]), Op([1])], nbytes=10)
+"""Five operations of a second each on pages of 10 bytes; three pages are alive, but two are enough for each."""
+
+
 def training(sizes: list[int], weights: list[int]) -> Trace:
     """A chain of layers: forward, backward (which needs the layer's input and weight), update of every weight."""
     count = len(sizes) - 1

@@ -1,7 +1,7 @@
 """What a walk has away, and how: moved, or dropped and made again."""
 
 import pytest
-from made_traces import Op, random_training, traced
+from made_traces import THERE_AND_BACK, Op, random_training, traced
 
 from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, make_plan
 from torch_lms.policy import Plan, Planned, Policy, Reactive
@@ -119,9 +119,8 @@ def test_a_plan_is_no_slower_than_none_and_keeps_the_limit(
 
 def test_no_plan_copies_what_is_not_written_yet() -> None:
     """Page 1, written in the first second, must have left before the second operation: in 2 s, while one has passed."""
-    ops = [Op([0], [1]), Op([0], [2]), Op([0]), Op([2]), Op([1])]
-    trace = traced(ops, nbytes=10)
-    trace = Trace(trace.pages, tuple(op._replace(is_repeatable=False) for op in trace.ops))
+    ops = (op._replace(is_repeatable=False) for op in THERE_AND_BACK.ops)
+    trace = Trace(THERE_AND_BACK.pages, tuple(ops))
     assert bound_seconds(trace, 20, Speeds(5.0, 10.0)) == pytest.approx(5 + 1)
 
 

@@ -1,7 +1,7 @@
 """The clock of the simulator, against sums done by hand."""
 
 import pytest
-from made_traces import Op, random_training, traced
+from made_traces import THERE_AND_BACK, Op, random_training, traced
 
 from torch_lms.planner import Speeds, make_plan
 from torch_lms.policy import Planned, Reactive
@@ -11,8 +11,6 @@ from torch_lms.timeline import Lane
 from torch_lms.trace import Trace, demand_curve
 
 AMPLE = {Tier.HOST: 10**6}
-THERE_AND_BACK = traced([Op([0], [1]), Op([0], [2]), Op([0]), Op([2]), Op([1])], nbytes=10)
-"""Five operations of a second each on pages of 10 bytes; three pages are alive, but two are enough for each."""
 
 
 def simulator(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.gaps import gaps_of, written
 from torch_lms.planner.room import Room
 from torch_lms.planner.walk import Speeds
 from torch_lms.trace import Trace
@@ -43,7 +43,7 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
         there = [n for n, gap in enumerate(gaps) if any(a <= position <= b for a, b in gap.spans)]
         row([(n + k, -float(gaps[n].nbytes)) for n in there for k in (0, count)], -float(excess[position]))
         left = [
-            (n, gaps[n].nbytes / speeds.out) for n in there if 0 <= _written(trace, gaps[n]) <= gaps[n].after < position
+            (n, gaps[n].nbytes / speeds.out) for n in there if 0 <= written(trace, gaps[n]) <= gaps[n].after < position
         ]
         comes = [(n, gaps[n].nbytes / speeds.back) for n in there if gaps[n].before > position]
         row([*left, (total, -1.0)], begins_s[position] - trace.seconds)
@@ -70,11 +70,6 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
     if solved.x is None:
         raise RuntimeError(f"the program was not solved: {solved.message}")
     return float(solved.fun)
-
-
-def _written(trace: Trace, gap: Gap) -> int:
-    """The operation that wrote what ``gap.page`` holds meanwhile; of the step before if it comes after the gap."""
-    return gap.version % (len(trace.ops) + 2) - 1
 
 
 def _seconds(trace: Trace, page: int, after: int) -> float:

@@ -36,6 +36,13 @@ def gaps_of(trace: Trace) -> list[Gap]:
     return [gap for page in range(len(trace.pages)) for gap in _gaps_of_page(trace, page)]
 
 
+def written(trace: Trace, gap: Gap) -> int:
+    """The operation that wrote what ``gap.page`` holds meanwhile; of the step before if it comes after the gap; -1 if
+    no operation of the step writes it.
+    """
+    return gap.version % (len(trace.ops) + 2) - 1
+
+
 def _gaps_of_page(trace: Trace, number: int) -> list[Gap]:
     page, uses = trace.pages[number], trace.uses[number]
     if page.unpageable:
