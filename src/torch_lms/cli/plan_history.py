@@ -136,30 +136,40 @@ def _shares(rates: list[float]) -> str:
 
 def _machines() -> Iterator[Row]:
     """One machine over the other. Which four of its eight GPUs the Xeon server used was not published."""
-    xeon = load(XEON)
+    ac922, xeon = load(V100_16), load(XEON)
     tried = [(stride, size) for stride in (16, 8) for size in (1300, 2100)]
     settings = f"per GPU batch 2; {', '.join(f'stride {stride} at {size}' for stride, size in tried)}"
+    here = {
+        policy: [_forecast("deeplabv3plus", _deeplab(*one, 2 * 4, 4), policy, ac922) for one in tried]
+        for policy in ("demand", "planned")
+    }
     for over, gpus, there, published in (
         ("4 GPUs Xeon, one on each switch", 4, replace(xeon, gpus=4, switch=None), "2.92 x"),
         ("4 GPUs Xeon, two on each switch", 4, xeon, "2.92 x"),
         ("8 GPUs Xeon", 8, xeon, "2.4 x"),
     ):
-        steps = [(_deeplab(*one, 2 * 4, 4), _deeplab(*one, 2 * gpus, gpus)) for one in tried]
+        steps = [_deeplab(*one, 2 * gpus, gpus) for one in tried]
         then, ours = (
-            [_ratio("deeplabv3plus", *pair, policy, there) for pair in steps] for policy in ("demand", "planned")
+            [
+                _ratio(one, _forecast("deeplabv3plus", step, policy, there))
+                for one, step in zip(found, steps, strict=True)
+            ]
+            for policy, found in here.items()
         )
         work = f"DeepLabv3+, LMS 1.1, 4 GPUs AC922 over {over}"
         yield Row(work, settings, published, _times(then), _times(ours))
     for gpus, published in ((1, "2.7 x"), (4, "4.7 x")):
         setting = Setting(size=2240, batch=15 * gpus, dtype="float16", gpus=gpus)
-        then, ours = ([_ratio("googlenet", setting, setting, policy, xeon)] for policy in ("swap-all", "planned"))
+        then, ours = (
+            [_ratio(*(_forecast("googlenet", setting, policy, machine) for machine in (ac922, xeon)))]
+            for policy in ("swap-all", "planned")
+        )
         work = f"GoogLeNet 2240^2, batch 15 per GPU, fp16, {gpus} GPU(s), AC922 over Xeon"
         yield Row(work, "V100 16 GB", published, _times(then), _times(ours))
 
 
-def _ratio(name: str, here: Setting, there: Setting, policy: str, xeon: Machine) -> float | None:
-    """The data rate of the AC922 over that of the Xeon server; None where one of them cannot do it."""
-    first, second = _forecast(name, here, policy, load(V100_16)), _forecast(name, there, policy, xeon)
+def _ratio(first: Forecast, second: Forecast) -> float | None:
+    """Of the data rates; None where one of them cannot do it."""
     return first.data_rate / second.data_rate if first.fits_with and second.fits_with else None
 
 
