@@ -50,6 +50,16 @@ def test_one_link_first_needed_first_served() -> None:
     assert [number for number, pages in enumerate(comes) if pages] == [7, 8]
 
 
+def test_one_link_for_this_step_and_the_next() -> None:
+    """Page 1 left in the step before, page 0 in this one, and both are needed at operations 8 and 9."""
+    uses = [[0] if number in (0, 8) else [1] if number == 9 else [] for number in range(OPS)]
+    trace, _ = step(uses, [20, 20])
+    gaps = [gap for gap in gaps_of(trace) if gap.before in (8, 9)]
+    assert {(gap.page, gap.after, gap.before) for gap in gaps} == {(0, 0, 8), (1, 9, 9)}
+    comes = schedule(trace, gaps, Room(trace, 100), 10.0)
+    assert [number for number, pages in enumerate(comes) if pages] == [5, 7], "2 s each, one after the other"
+
+
 def test_not_before_there_is_room() -> None:
     uses = used_at(0, 9)
     uses[7] = [1]

@@ -124,6 +124,12 @@ def test_no_plan_copies_what_is_not_written_yet() -> None:
     assert bound_seconds(trace, 20, Speeds(5.0, 10.0)) == pytest.approx(5 + 1)
 
 
+def test_no_plan_makes_a_page_of_one_that_is_gone() -> None:
+    """Page 2 is made from page 1, which dies before page 2 is needed: both operations have to be run again."""
+    trace = traced([Op([0], [1]), Op([1], [2]), Op([0], [3, 4]), Op([2])])
+    assert bound_seconds(trace, 30, Speeds(1e-6, 1e-6)) == pytest.approx(4 + 2)
+
+
 def test_the_same_step_gives_the_same_plan() -> None:
     trace = random_training(3)
     plans = [make_plan(trace, 100, {}, Speeds(30.0, 30.0)) for _ in range(2)]

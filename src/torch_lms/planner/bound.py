@@ -1,10 +1,12 @@
 """The least time that any schedule takes on a modelled machine. Needs scipy: for tests and benchmarks."""
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
 
 from torch_lms.planner.gaps import gaps_of, written
+from torch_lms.planner.remakes import Makers
 from torch_lms.planner.room import Room
 from torch_lms.planner.walk import Speeds
 from torch_lms.trace import Trace
@@ -13,10 +15,11 @@ from torch_lms.trace import Trace
 def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
     """Of a step like ``trace`` under ``limit``: a linear program. No plan can be faster.
 
-    Pages may be away by parts, moved or dropped. What is dropped costs the last operation that made it, once; what is
-    moved costs link time, each direction by itself, beside the operations. What is away during an operation, and was
-    written in the same step, left after that and before the operation; what is needed in the same step comes back after
-    it.
+    Pages may be away by parts, moved or dropped. What is dropped is made again when it is needed: that costs the
+    operations that made it, from what is alive by then, whether there or away; what several pages are made from is made
+    once for all of them. What is moved costs link time, each direction by itself, beside the operations. What is away
+    during an operation, and was written in the same step, left after that and before the operation; what is needed in
+    the same step comes back after it.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
@@ -25,10 +28,13 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
     positions = np.flatnonzero(excess > 0)
     if not len(positions) or not gaps:
         return trace.seconds
+    makers = Makers(trace)
+    programs = [makers.program(gap) for gap in gaps]
     count = len(gaps)
     contents = {version: n for n, version in enumerate(dict.fromkeys(g.version for g in gaps if not g.is_copied))}
-    # variables: moved (by gap), dropped (by gap), copied out (by content), seconds in all
-    copied, total = 2 * count, 2 * count + len(contents)
+    # variables: moved (by gap), dropped (by gap), copied out (by content), run again (by operation), seconds in all
+    copied, again = 2 * count, 2 * count + len(contents)
+    total = again + len(trace.ops)
     entries: list[tuple[int, int, float]] = []
     most: list[float] = []
 
@@ -48,33 +54,29 @@ def bound_seconds(trace: Trace, limit: int, speeds: Speeds) -> float:
         comes = [(n, gaps[n].nbytes / speeds.back) for n in there if gaps[n].before > position]
         row([*left, (total, -1.0)], begins_s[position] - trace.seconds)
         row([*comes, (total, -1.0)], -ends_s[position])
-    for n, gap in enumerate(gaps):
+    times: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for n, (gap, program) in enumerate(zip(gaps, programs, strict=True)):
         row([(n, 1.0), (n + count, 1.0)], 1.0)
         if not gap.is_copied:
             row([(n, 1.0), (copied + contents[gap.version], -1.0)], 0.0)
+        for op in program.ops if program is not None else ():
+            is_own = gap.page in (*trace.ops[op].creates, *trace.ops[op].writes)
+            times[gap.version if is_own else -1 - n, op].append(n + count)
+    for (_, op), dropped in times.items():
+        row([*((n, 1.0) for n in dropped), (again + op, -1.0)], 0.0)
     sizes = {gap.version: gap.nbytes for gap in gaps}
     out = [(copied + n, sizes[version] / speeds.out) for version, n in contents.items()]
     back = [(n, gap.nbytes / speeds.back) for n, gap in enumerate(gaps) if gap.before >= 0]
-    made = [(n + count, _seconds(trace, gap.page, gap.after)) for n, gap in enumerate(gaps)]
     row([*out, (total, -1.0)], 0.0)
     row([*back, (total, -1.0)], 0.0)
-    row([*((n, value) for n, value in made if value < np.inf), (total, -1.0)], -trace.seconds)
+    row([*((again + n, op.seconds) for n, op in enumerate(trace.ops)), (total, -1.0)], -trace.seconds)
     rows, columns, values = zip(*entries, strict=True)
     matrix: Any = coo_matrix((values, (rows, columns)), shape=(len(most), total + 1)).tocsr()
     price = np.zeros(total + 1)
     price[total] = 1.0
-    upper = [1.0] * total + [None]
-    for n, value in made:
-        upper[n] = 0.0 if value == np.inf else 1.0
-    solved = linprog(price, A_ub=matrix, b_ub=most, bounds=[(0.0, most_of) for most_of in upper], method="highs")
+    upper = [*[1.0] * count, *(float(program is not None) for program in programs), *[1.0] * len(contents)]
+    free = [None] * (total + 1 - again)
+    solved = linprog(price, A_ub=matrix, b_ub=most, bounds=[(0.0, most_of) for most_of in (*upper, *free)])
     if solved.x is None:
         raise RuntimeError(f"the program was not solved: {solved.message}")
     return float(solved.fun)
-
-
-def _seconds(trace: Trace, page: int, after: int) -> float:
-    """Of the operation that gave ``page`` what it holds after that one; infinite if it cannot be repeated."""
-    makers = [n for n in trace.uses[page] if n <= after and page in (*trace.ops[n].creates, *trace.ops[n].writes)]
-    if not makers or not trace.ops[makers[-1]].is_repeatable:
-        return float("inf")
-    return trace.ops[makers[-1]].seconds
