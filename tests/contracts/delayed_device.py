@@ -553,7 +553,9 @@ def new_rig(
 
 
 @contextmanager
-def paged(rig: Rig, limit: int, min_size: int = 1000, policy: str = "reactive") -> Iterator[Session]:
+def paged(
+    rig: Rig, limit: int, min_size: int = 1000, policy: str = "reactive", recompute: bool = True
+) -> Iterator[Session]:
     """A session whose CPU tensors are pages of ``rig``'s device. Leaves everything as it was."""
     options = Options(
         kind="cpu",
@@ -562,7 +564,7 @@ def paged(rig: Rig, limit: int, min_size: int = 1000, policy: str = "reactive") 
         host_limit=rig.host.capacity,
         spill_dir=rig.disk.directory,
         policy=policy,
-        recompute=True,
+        recompute=recompute,
     )
     with rig.device.watch():
         session = Session(options, lambda _: rig.executor)

@@ -97,7 +97,7 @@ def test_stalls_are_what_the_programs_stream_waits(device: TimedDevice, rig: Rig
 
 
 def test_seconds_of_operations_are_those_of_the_device_without_its_waits(device: TimedDevice, rig: Rig) -> None:
-    with paged(rig, 200_000, policy="planned") as session:
+    with paged(rig, 200_000, policy="planned", recompute=False) as session:
         *_, uses = train(device, 6)
         trace = session.last_step.trace
         assert session.stats().planned_steps > 0

@@ -4,6 +4,8 @@ import pytest
 from made_traces import THERE_AND_BACK, Op, random_training, traced
 
 from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, make_plan
+from torch_lms.planner.evictions import choose_dropped
+from torch_lms.planner.room import Room
 from torch_lms.policy import Plan, Planned, Policy, Reactive
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
@@ -76,11 +78,41 @@ def test_an_anchor_is_not_made_again() -> None:
 
 
 def test_anchors_are_found_where_they_save_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = forth_and_back(6)
+    trace = forth_and_back(8)
     found = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
     monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)
     plain = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
     assert found.seconds < plain.seconds
+
+
+def first_or_second() -> Trace:
+    """For page 3 one has to leave: page 1, which takes 3 s to make and is needed late, or page 2: 1 s, and soon."""
+    trace = traced([Op([0], [1]), Op([0], [2]), Op([0], [3]), Op([2]), *[IDLE] * 20, Op([1])])
+    return Trace(trace.pages, (trace.ops[0]._replace(seconds=3.0), *trace.ops[1:]))
+
+
+@pytest.mark.parametrize(("focus", "page"), [(0.0, 1), (4.0, 2)])
+def test_focus_is_on_when_most_is_over_the_limit(focus: float, page: int) -> None:
+    choice = Walker(first_or_second(), 30, SLOW).walk(Rules(1.0, focus=focus))
+    assert [gap.page for gap, _ in choice.dropped] == [page]
+
+
+@pytest.mark.parametrize(("limit", "pages"), [(40, []), (30, [2]), (20, [1, 2])])
+def test_dropped_is_what_takes_least_to_make(limit: int, pages: list[int]) -> None:
+    trace = first_or_second()
+    walker, room = Walker(trace, limit, SLOW), Room(trace, limit)
+    gaps = choose_dropped(room, {gap: walker.seconds(program) for gap, program in walker.programs.items()})
+    assert [gap.page for gap in gaps] == pages
+    assert room.worst is None
+
+
+def test_what_a_walk_drops_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)
+    trace = forth_and_back(6)
+    found = make_plan(trace, 30, {}, SLOW)
+    monkeypatch.setattr("torch_lms.planner.plan.choose_dropped", lambda room, seconds: [])
+    walked = make_plan(trace, 30, {}, SLOW)
+    assert simulated(trace, 30, SLOW, Planned(), found).seconds < simulated(trace, 30, SLOW, Planned(), walked).seconds
 
 
 def test_a_price_is_what_a_second_of_the_link_may_cost() -> None:

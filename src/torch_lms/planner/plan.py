@@ -1,14 +1,15 @@
 """A plan from a trace."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
-from torch_lms.planner.evictions import choose, moved_out
+from torch_lms.planner.evictions import choose, choose_dropped, moved_out
 from torch_lms.planner.fetches import schedule
+from torch_lms.planner.gaps import Gap
 from torch_lms.planner.room import Room
 from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
 from torch_lms.policy import Plan, Planned
@@ -17,10 +18,13 @@ from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
 from torch_lms.trace import Trace
 
 _WALKS = (
-    *(Rules(price) for price in (0.001, 0.03, 0.1, 0.2)),
-    *(Rules(price, is_punctual=False) for price in (0.1, 0.4)),
-    Rules(0.03, counts_inputs=True),
-    Rules(0.2, is_punctual=False, counts_inputs=True),
+    Rules(0.1),
+    Rules(0.03),
+    *(Rules(price, focus=4.0) for price in (0.001, 0.02)),
+    Rules(0.01, counts_inputs=True, focus=4.0),
+    Rules(0.1, focus=1.0),
+    Rules(0.1, is_punctual=False, focus=1.0),
+    *(Rules(0.2, is_punctual=False, counts_inputs=counts) for counts in (False, True)),
 )
 """No rules are best for all steps and machines."""
 
@@ -58,7 +62,7 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
     if search.best.choice.moved:
         for rules in (*_WALKS, *_shared_walks(speeds.lost)):
             search.walk(rules)
-        enough_s = _ENOUGH * sum(op.seconds for op in trace.ops)
+        enough_s = _ENOUGH * trace.seconds
         for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
             variant = next((rules for rules in search.variants() if rules not in search.tried), None)
             if variant is None or search.best.seconds <= enough_s:
@@ -92,6 +96,7 @@ class _Search:
 
     def __init__(self, trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> None:
         self._trace, self._limit, self._speeds = trace, limit, speeds
+        self._stock_s = trace.seconds
         self._known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
         self.tried: set[Rules] = set()
         thrifty = choose(trace, limit)
@@ -106,11 +111,34 @@ class _Search:
         return Walker(self._trace, self._limit, self._speeds)
 
     def walk(self, rules: Rules) -> None:
-        """Try a walk by ``rules``."""
+        """Try a walk by ``rules``; and what it moves with other pages dropped, since a walk cannot look back."""
         self.tried.add(rules)
         choice = self._walker.walk(rules)
+        self._try(choice, rules)
+        if choice.dropped:
+            self._try(self._dropped_beside(choice.moved, rules.anchors), rules)
+
+    def _try(self, choice: Choice, rules: Rules | None) -> None:
+        made_s = sum(self._walker.seconds(remade) for _, remade in choice.dropped)
+        if not self.best.excess and self._stock_s + made_s >= self.best.seconds:
+            return
         if choice.dropped or moved_out(choice.moved) <= self._most_bytes:
-            self.best = min(self.best, self._candidate(choice, rules), key=lambda found: (found.excess, found.seconds))
+            found = self._candidate(choice, rules)
+            self.best = min(self.best, found, key=lambda one: (one.excess, one.seconds))
+
+    def _dropped_beside(self, moved: list[Gap], anchors: Set[int]) -> Choice:
+        """What takes least to be made again, if these move and ``anchors`` are not made again."""
+        room = Room(self._trace, self._limit)
+        for gap in moved:
+            room.take(gap)
+        begun = {(gap.page, gap.after) for gap in moved}
+        programs = {
+            gap: program
+            for gap, program in self._walker.programs.items()
+            if gap.page not in anchors and (gap.page, gap.after) not in begun
+        }
+        chosen = choose_dropped(room, {gap: self._walker.seconds(program) for gap, program in programs.items()})
+        return Choice(moved, [(gap, programs[gap]) for gap in chosen])
 
     def variants(self) -> Iterator[Rules]:
         """Rules like those of the best, if it makes pages again: an anchor more (of what takes long); other prices."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.remakes import Makers
 from torch_lms.policy import Remade
-from torch_lms.trace import Trace
+from torch_lms.trace import Trace, demand_curve
 
 _LEAST_S = 1e-9
 """Between an operation and the next."""
@@ -44,12 +44,14 @@ class Rules(NamedTuple):
         is_punctual: whether it counts that a copy would not be done in time.
         counts_inputs: whether it counts that what a page is made from may have left by then.
         anchors: pages that are not made again, whatever it costs: what others are made from may begin there.
+        focus: how much more it counts to be away where the step is most over the limit; 0 if all times count alike.
     """
 
     price: float
     is_punctual: bool = True
     counts_inputs: bool = False
     anchors: frozenset[int] = frozenset()
+    focus: float = 0.0
 
 
 class Walker:
@@ -64,6 +66,9 @@ class Walker:
     def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
         self.trace, self.limit, self.speeds = trace, limit, speeds
         self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
+        over = [max(0, nbytes - limit) for nbytes in demand_curve(trace).nbytes]
+        most = max(1, *over)
+        self._over = [nbytes / most for nbytes in over]
         self.before = {page.becomes: number for number, page in enumerate(trace.pages) if page.becomes >= 0}
         self.gaps = {(gap.page, gap.after): gap for gap in gaps_of(trace)}
         makers = Makers(trace)
@@ -83,6 +88,11 @@ class Walker:
         walk.step()
         walk.step()
         return walk.choice()
+
+    def worths(self, focus: float) -> list[float]:
+        """Of having a page away until each operation: seconds, weighed by what the step is over the limit."""
+        weighed = (op.seconds * share**focus for op, share in zip(self.trace.ops, self._over, strict=True))
+        return list(accumulate(weighed, initial=0.0))
 
     def seconds(self, program: Remade) -> float:
         """That it takes to run."""
@@ -126,6 +136,7 @@ class _Walk:
 
     def __init__(self, given: Walker, rules: Rules) -> None:
         self._given, self._trace, self._pages, self._rules = given, given.trace, given.trace.pages, rules
+        self._worths = given.worths(rules.focus)
         self._resident = {number for number, page in enumerate(self._pages) if page.born < 0}
         self._held = sum(self._pages[number].nbytes for number in self._resident)
         self._away: dict[int, _Absence] = {}
@@ -236,12 +247,11 @@ class _Walk:
                 if absence.program is None
             )
             best, least = None, (inf, -1)
-            now_s = self._given.starts[self._position]
             for page in self._resident - pinned:
                 stay = self._stay(page)
                 if stay is None:
                     continue
-                weight = stay.gap.nbytes * max(self._end_s(stay.gap) - now_s, _LEAST_S)
+                weight = stay.gap.nbytes * max(self._worth(stay.gap), _LEAST_S)
                 if self._least_s(page, stay) > least[0] * weight:
                     continue  # whatever else counts, it is not the cheapest
                 cost_s, program = self._cost(page, stay, queue)
@@ -333,9 +343,11 @@ class _Walk:
 
     def _end_s(self, gap: Gap) -> float:
         """When ``gap`` ends, counted on into the next step if it does there."""
-        starts = self._given.starts
-        end = gap.spans[-1][1] + 1
-        return starts[end] + (starts[-1] if end <= self._position else 0.0)
+        return _until_end(self._given.starts, gap, self._position)
+
+    def _worth(self, gap: Gap) -> float:
+        """Of being away from now until ``gap`` ends."""
+        return _until_end(self._worths, gap, self._position) - self._worths[self._position]
 
 
 class _Queue:
@@ -353,6 +365,12 @@ class _Queue:
     def nbytes_until(self, end_s: float) -> int:
         """By then."""
         return self._sums[bisect_right(self._ends, end_s)]
+
+
+def _until_end(sums: list[float], gap: Gap, position: int) -> float:
+    """Of ``sums`` over the operations before each, that until ``gap`` ends; from ``position``, into the next step."""
+    end = gap.spans[-1][1] + 1
+    return sums[end] + (sums[-1] if end <= position else 0.0)
 
 
 def _until(gap: Gap, before: int) -> tuple[tuple[int, int], ...]:
