@@ -1,6 +1,7 @@
 """What an operation has to do: its kind, its arithmetic, the bytes that it touches."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ _COPIES = frozenset(
         *("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "slice_backward", "select_backward"),
     }
 )
+
+_POOLINGS = ("pool", "upsample")
 
 _NORMALIZATIONS = ("batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "instance_norm")
 
@@ -63,6 +66,8 @@ def _kind(name: str, args: tuple[Any, ...]) -> str:
         return "matrix"
     if any(part in name for part in _NORMALIZATIONS):
         return "normalization"
+    if any(part in name for part in _POOLINGS):
+        return "pooling"
     return "copy" if name in _COPIES else "elementwise"
 
 
@@ -90,6 +95,8 @@ def _touched(tensors: list[torch.Tensor]) -> int:
 def _flops(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     if name in _FORMULAS:
         return int(_FORMULAS[name](args))
+    if "_pool" in name and "backward" not in name and "adaptive" not in name:
+        return _pooling(args[1], pytree.tree_leaves(result)[0])
     formula = flop_registry.get(getattr(func, "_overloadpacket", None))
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
 
@@ -99,6 +106,12 @@ def _convolution_backward(args: tuple[Any, ...]) -> int:
     grad, given, weight, is_transposed, wanted = args[0], args[1], args[2], args[7], args[-1]
     positions = (given if is_transposed else grad).shape[2:].numel()
     return int(sum(wanted[:2]) * 2 * given.shape[0] * positions * weight.numel())
+
+
+def _pooling(kernel: int | list[int], pooled: torch.Tensor) -> int:
+    """One for each place of a window."""
+    sides = [kernel] if isinstance(kernel, int) else kernel
+    return int(prod(sides) ** ((pooled.dim() - 2) if len(sides) == 1 else 1)) * pooled.numel()
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:

@@ -62,9 +62,10 @@ def _calibrate(console: "Console", spill_dir: Path | None, json_to: JsonTarget |
         f"  memory       {format_bytes(device.memory_bytes_per_s)}/s",
         f"  an operation at least {format_seconds(device.launch_s)}",
         *(
-            f"  {kind:<13} reaches {shares.flops:.0%} of the arithmetic, or {shares.memory:.0%} of the memory's speed"
-            for kind, shares in calibration.efficiencies.items()
+            f"  {kind:<13} reaches {100 * flops:.2g}% of the arithmetic, or {100 * memory:.2g}% of the memory's speed"
+            for kind, (flops, memory) in calibration.efficiencies.items()
         ),
+        f"  LMS adds {format_seconds(calibration.paging_op_s)} to an operation while room is short",
         f"  steps of four small networks are told with a median error of {calibration.error:.0%}",
         f"kept in {path}",
     ]

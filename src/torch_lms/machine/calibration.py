@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch_lms.errors import UsageError
 from torch_lms.machine.model import Accelerator
 
-KINDS = ("matrix", "convolution", "convolution3d", "depthwise", "normalization", "elementwise", "copy")
+KINDS = ("matrix", "convolution", "convolution3d", "depthwise", "pooling", "normalization", "elementwise", "copy")
 """Of operations."""
 
 _FOLDER = "calibrations"
@@ -37,17 +37,27 @@ class Calibration:
         efficiencies: by kind.
         error: the median relative error of the times that it predicts, if it was checked; a guess where it was not.
         source: where the figures come from.
+        paging_op_s: seconds of LMS's own Python for an operation while room is short; 0 if nobody measured it.
+        paging_byte_s: seconds that the system takes to give memory for a byte of a page that is there again, where a
+            processor computes in the host's memory; 0 elsewhere, or if nobody measured it.
     """
 
     accelerator: str
     efficiencies: Mapping[str, Efficiency]
     error: float
     source: str
+    paging_op_s: float = 0.0
+    paging_byte_s: float = 0.0
 
     def __post_init__(self) -> None:
         missing = [kind for kind in KINDS if kind not in self.efficiencies]
         if missing:
             raise UsageError(f"a calibration needs the kinds {', '.join(KINDS)}; missing: {', '.join(missing)}")
+        if not all(0 <= value < math.inf for value in (self.error, self.paging_op_s, self.paging_byte_s)):
+            raise UsageError(
+                f"error, paging_op_s and paging_byte_s must be numbers of at least 0; got {self.error!r}, "
+                f"{self.paging_op_s!r} and {self.paging_byte_s!r}"
+            )
         for kind, shares in self.efficiencies.items():
             if not all(0 < share < math.inf for share in shares):
                 raise UsageError(f"{kind}: shares must be positive numbers; got {tuple(shares)}")
@@ -95,6 +105,8 @@ def _text(calibration: Calibration) -> str:
         f"accelerator = {_quoted(calibration.accelerator)}",
         f"error = {calibration.error:.3g}",
         f"source = {_quoted(calibration.source)}",
+        f"paging_op_s = {calibration.paging_op_s:.4g}",
+        f"paging_byte_s = {calibration.paging_byte_s:.4g}",
     ]
     for kind, shares in calibration.efficiencies.items():
         lines += ["", f"[efficiencies.{kind}]", f"flops = {shares.flops:.4g}", f"memory = {shares.memory:.4g}"]
@@ -109,7 +121,8 @@ def _read(text: str, where: str) -> Calibration:
     try:
         table: dict[str, Any] = tomllib.loads(text)
         shares = {kind: Efficiency(**values) for kind, values in table["efficiencies"].items()}
-        return Calibration(table["accelerator"], shares, float(table["error"]), table["source"])
+        paging = (float(table.get(name, 0.0)) for name in ("paging_op_s", "paging_byte_s"))
+        return Calibration(table["accelerator"], shares, float(table["error"]), table["source"], *paging)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -177,7 +177,8 @@ def forecast(
     perfect_s = timed(trace, machine.accelerator, _PERFECT).seconds
     if policy != "none":
         trace, need = within(trace, limit, buckets)
-    work = timed(trace, machine.accelerator, calibration)
+    stock = timed(trace, machine.accelerator, calibration)
+    work = stock if policy in ("none", *RIVALS) else _paged(stock, machine, calibration)
     if policy == "planned-moves":
         work = _unrepeatable(work)
     exchange = _Exchange.of(work, machine, gpus, gradient_bytes)
@@ -195,7 +196,10 @@ def forecast(
         elif _held(step.peak_bytes + buckets) > usable:
             failure = "operation"
     moved = _Moved.by(step)
-    step_s, unlimited_s = work.seconds + moved.more_s + exchange.exposed_s, work.seconds + exchange.exposed_s
+    paging_s = work.seconds - stock.seconds if step is not None else 0.0
+    renewed_s = calibration.paging_byte_s * (moved.in_bytes + moved.recomputed_bytes)
+    unlimited_s = stock.seconds + exchange.exposed_s
+    step_s = unlimited_s + moved.more_s + paging_s + renewed_s
     found = Forecast(
         machine=machine.name,
         gpus=gpus,
@@ -212,7 +216,7 @@ def forecast(
         step_s_unlimited=unlimited_s,
         overhead=step_s / unlimited_s - 1,
         data_rate=gpus * items / step_s,
-        gpu_use=1 - (moved.stall_s + exchange.exposed_s) / step_s,
+        gpu_use=1 - (moved.stall_s + paging_s + exchange.exposed_s) / step_s,
         link_use=max(moved.out_s, moved.in_s) / step_s,
         d2h_bytes=moved.out_bytes,
         h2d_bytes=moved.in_bytes,
@@ -227,6 +231,19 @@ def forecast(
         timeline=exchange.within(step.timeline) if step is not None else None,
     )
     return replace(found, advice=_advice(found, failure, usable))
+
+
+def _paged(stock: Trace, machine: Machine, calibration: Calibration) -> Trace:
+    """The same step with what LMS's own Python takes: in turns with operations where a processor does both, else beside
+    them, so that it counts only where the program is no longer ahead of the device.
+    """
+    launches = sum(op.work.launches for op in stock.ops if op.work is not None)
+    python_s = launches * calibration.paging_op_s
+    if machine.link is None:
+        longer = (stock.seconds + python_s) / stock.seconds
+    else:
+        longer = max(1.0, (launches * machine.accelerator.launch_s + python_s) / stock.seconds) if python_s else 1.0
+    return Trace(stock.pages, tuple(op._replace(seconds=longer * op.seconds) for op in stock.ops))
 
 
 def _unrepeatable(work: Trace) -> Trace:

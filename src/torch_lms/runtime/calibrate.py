@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,18 +30,24 @@ from torch_lms.machine import (
     save_calibration,
     text_of,
 )
+from torch_lms.runtime.malloc import trim
 from torch_lms.runtime.probe import probe
-from torch_lms.sim.cost import seconds
+from torch_lms.sim.cost import peak, seconds
 from torch_lms.trace import Work
 
 _FILE = "this.toml"
 _REPEATS = 5
 _ROUNDS = 16
-_DENSE, _SPARSE = 1.0, 0.25
-"""Arithmetic for a byte, in shares of what the processor has for one: above it arithmetic binds, below it memory."""
+_PAGED_STEPS = 20
+_SMALL_PAGE, _BLOCK = 1024, 64 << 20
+_SHARES = np.geomspace(0.001, 2.0, 80)
+"""Of the peaks, that are tried."""
 
 _GUESS = Efficiency(0.5, 0.7)
-"""Where no operation told."""
+"""Where operations do not tell."""
+
+_TIE = 1e-3
+"""Of the error that an efficiency far from the guess adds: it counts only where operations do not tell."""
 
 _RESERVED_ON_CPU = 512 << 20
 """Of the interpreter and PyTorch themselves."""
@@ -69,7 +77,14 @@ def calibrate(spill_dir: Path | None = None) -> tuple[Machine, Calibration, Path
     measured = _measured(device)
     efficiencies = _fitted([sample for step in measured for sample in step.samples], machine.accelerator)
     error = _error(measured, machine.accelerator, efficiencies)
-    calibration = Calibration(machine.accelerator.name, efficiencies, error, f"measured, torch {torch.__version__}")
+    calibration = Calibration(
+        machine.accelerator.name,
+        efficiencies,
+        error,
+        f"measured, torch {torch.__version__}",
+        paging_byte_s=_paging_byte_s() if device.type == "cpu" else 0.0,  # first: LMS keeps freed memory
+        paging_op_s=_paging_op_s(device),
+    )
     path = save_calibration(calibration)
     (config_dir() / _FILE).write_text(text_of(machine), encoding="utf-8")
     return machine, calibration, path
@@ -180,6 +195,42 @@ def _launch_s(device: torch.device) -> float:
     return min(_seconds(lambda: model(given).sum().backward(), device) for _ in range(10)) / len(stopwatch.samples)
 
 
+def _paging_op_s(device: torch.device) -> float:
+    """What LMS adds to an operation of a step on next to nothing, half of them on pages, with room for all but one."""
+    from torch_lms.runtime.api import session
+
+    def new_step() -> Callable[[], None]:
+        layers = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(30)]
+        return _training(nn.Sequential(*layers).to(device), torch.ones(64, 64, device=device))
+
+    def step_s(step: Callable[[], None]) -> float:
+        return median(_seconds(step, device) for _ in range(_PAGED_STEPS))
+
+    step = new_step()
+    stock_s = step_s(step)
+    with _Stopwatch(device) as stopwatch:
+        step()
+    with session(limit="1TB", min_size=_SMALL_PAGE, device=device) as lms:
+        new_step()()
+        lms.step()
+        demand = lms.stats().demand_bytes
+    with session(limit=demand - 1, min_size=_SMALL_PAGE, device=device):
+        paged_s = step_s(new_step())
+    return max(0.0, paged_s - stock_s) / len(stopwatch.samples)
+
+
+def _paging_byte_s() -> float:
+    """To give a byte of memory back and have it again."""
+
+    def anew() -> None:
+        trim()
+        torch.empty(_BLOCK, dtype=torch.uint8).fill_(1)
+
+    cpu, block = torch.device("cpu"), torch.empty(_BLOCK, dtype=torch.uint8)
+    anew_s, again_s = (median(_seconds(do, cpu) for _ in range(_ROUNDS)) for do in (anew, lambda: block.fill_(1)))
+    return max(0.0, anew_s - again_s) / _BLOCK
+
+
 # -- operations ------------------------------------------------------------------------------------------------------
 
 
@@ -288,7 +339,10 @@ def _measured(device: torch.device) -> list[_Measured]:
 
 def _step(make: Callable[[int], tuple[nn.Module, torch.Tensor]], device: torch.device) -> Callable[[], None]:
     model, given = make(1 if device.type == "cpu" else 16)
-    model, given = model.to(device), given.to(device)
+    return _training(model.to(device), given.to(device))
+
+
+def _training(model: nn.Module, given: torch.Tensor) -> Callable[[], None]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -317,39 +371,30 @@ def _typical(runs: tuple[_Measured, ...]) -> _Measured:
 
 
 def _fitted(samples: list[tuple[Work, float]], accelerator: Accelerator) -> dict[str, Efficiency]:
-    """For each kind, what its operations reached together: of the arithmetic where that bound them, of the memory where
-    that did.
+    """For each kind, the shares of the peaks by which its operations are told with the least error; they take as long
+    together as was measured.
     """
     found = {}
     for kind in KINDS:
-        dense, sparse = _Sum(), _Sum()
-        for work, elapsed_s in samples:
-            if work.kind != kind or elapsed_s < 2 * accelerator.launch_s:
-                continue
-            arithmetic_s = work.flops / accelerator.fp32_flop_per_s
-            memory_s = work.nbytes / accelerator.memory_bytes_per_s
-            if arithmetic_s > _DENSE * memory_s:
-                dense.add(arithmetic_s, elapsed_s)
-            elif arithmetic_s < _SPARSE * memory_s:
-                sparse.add(memory_s, elapsed_s)
-        found[kind] = Efficiency(dense.share or sparse.share or _GUESS.flops, sparse.share or _GUESS.memory)
+        told = [(w, s) for w, s in samples if w.kind == kind and s >= 2 * accelerator.launch_s]
+        found[kind] = _shares(told, accelerator) if told else _GUESS
     return found
 
 
-@dataclass(slots=True)
-class _Sum:
-    """Of seconds at the peak, and of seconds it took."""
-
-    least_s: float = 0.0
-    elapsed_s: float = 0.0
-
-    def add(self, least_s: float, elapsed_s: float) -> None:
-        self.least_s += least_s
-        self.elapsed_s += elapsed_s
-
-    @property
-    def share(self) -> float:
-        return self.least_s / self.elapsed_s if self.elapsed_s else 0.0
+def _shares(samples: list[tuple[Work, float]], accelerator: Accelerator) -> Efficiency:
+    elapsed_s = np.array([elapsed_s for _, elapsed_s in samples])
+    arithmetic_s = np.array([work.flops / peak(work, accelerator) for work, _ in samples])
+    memory_s = np.array([work.nbytes / accelerator.memory_bytes_per_s for work, _ in samples])
+    best, least = _GUESS, np.inf
+    for flops, memory in product(_SHARES, _SHARES):
+        error_s = float(np.abs(np.maximum(arithmetic_s / flops, memory_s / memory) - elapsed_s).sum())
+        far = abs(np.log(flops / _GUESS.flops)) + abs(np.log(memory / _GUESS.memory))
+        error_s += _TIE * far * elapsed_s.sum()
+        if error_s < least:
+            best, least = Efficiency(float(flops), float(memory)), error_s
+    all_s = float(np.maximum(arithmetic_s / best.flops, memory_s / best.memory).sum())
+    factor = all_s / float(elapsed_s.sum())
+    return Efficiency(best.flops * factor, best.memory * factor) if factor else _GUESS
 
 
 def _error(measured: list[_Measured], accelerator: Accelerator, efficiencies: dict[str, Efficiency]) -> float:

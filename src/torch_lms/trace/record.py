@@ -30,8 +30,8 @@ class Work(NamedTuple):
     """What an operation has to do, on whatever machine.
 
     Attributes:
-        kind: "matrix", "convolution", "convolution3d" (over volumes), "depthwise", "normalization", "elementwise" or
-            "copy".
+        kind: "matrix", "convolution", "convolution3d" (over volumes), "depthwise", "pooling" (up and down, by windows),
+            "normalization", "elementwise" or "copy".
         dtype: in which it computes, as in "float32".
         flops: floating-point operations; a multiplication with its addition counts as two.
         nbytes: that it reads and writes.
