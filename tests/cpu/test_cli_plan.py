@@ -216,6 +216,15 @@ def test_bad_questions(
     assert "Traceback" not in result.output
 
 
+def test_no_step_is_told_of_what_does_not_fit() -> None:
+    result = run(EXAMPLE, "--size", "2048", "--batch", "4", "--machine", V100, "--policy", "none")
+    rows = dict(
+        line.rsplit(maxsplit=1) for line in result.output.splitlines() if line.startswith(("step ", "overhead "))
+    )
+    assert rows == {"step": "-", "overhead": "-"}
+    assert "Does not fit without LMS" in result.output
+
+
 def test_this_machine_has_to_be_measured_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     result = run("resnet50")

@@ -3,7 +3,7 @@
 import pytest
 from made_traces import THERE_AND_BACK, Op, random_training, traced
 
-from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, make_plan
+from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, gaps_of, make_plan
 from torch_lms.planner.evictions import choose_dropped
 from torch_lms.planner.room import Room
 from torch_lms.policy import Plan, Planned, Policy, Reactive
@@ -104,6 +104,12 @@ def test_dropped_is_what_takes_least_to_make(limit: int, pages: list[int]) -> No
     gaps = choose_dropped(room, {gap: walker.seconds(program) for gap, program in walker.programs.items()})
     assert [gap.page for gap in gaps] == pages
     assert room.worst is None
+
+
+def test_what_takes_no_time_is_dropped_first() -> None:
+    trace = first_or_second()
+    gaps = {gap.page: gap for gap in gaps_of(trace)}
+    assert choose_dropped(Room(trace, 30), {gaps[2]: 1e-6, gaps[1]: 0.0}) == [gaps[1]]
 
 
 def test_what_a_walk_drops_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:

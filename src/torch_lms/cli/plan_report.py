@@ -53,6 +53,11 @@ def _machine(answer: Answer) -> str:
 def _rows(answer: Answer) -> list[tuple[str, str]]:
     found = answer.forecast
     share = found.limit_bytes / found.largest_op_bytes if found.largest_op_bytes else 0.0
+
+    def fitting(told: str) -> str:
+        """There is no step of what does not fit."""
+        return told if found.fits_with else "-"
+
     rows = []
     if answer.largest is not None:
         largest = answer.largest
@@ -67,15 +72,15 @@ def _rows(answer: Answer) -> list[tuple[str, str]]:
         ("largest operation (W)", format_bytes(found.largest_op_bytes)),
         ("limit / W", f"{share:.2f}"),
         ("policy", found.policy),
-        ("step", f"{format_seconds(found.step_s)}"),
-        ("  between", f"{format_seconds(found.step_s_low)} and {format_seconds(found.step_s_high)}"),
+        ("step", fitting(format_seconds(found.step_s))),
+        ("  between", fitting(f"{format_seconds(found.step_s_low)} and {format_seconds(found.step_s_high)}")),
         ("  without a limit", format_seconds(found.step_s_unlimited)),
         ("  ideal", format_seconds(found.ideal_step_s)),
-        ("overhead", f"{found.overhead:.1%}"),
-        ("efficiency", f"{found.efficiency:.0%}"),
-        ("data rate", f"{found.data_rate / 1e6:.3g} M/s"),
-        ("GPU use", f"{found.gpu_use:.0%}"),
-        ("link use", f"{found.link_use:.0%}"),
+        ("overhead", fitting(f"{found.overhead:.1%}")),
+        ("efficiency", fitting(f"{found.efficiency:.0%}")),
+        ("data rate", fitting(f"{found.data_rate / 1e6:.3g} M/s")),
+        ("GPU use", fitting(f"{found.gpu_use:.0%}")),
+        ("link use", fitting(f"{found.link_use:.0%}")),
         ("to the host, a step", f"{format_bytes(found.d2h_bytes)}"),
         ("to the device, a step", f"{format_bytes(found.h2d_bytes)}"),
         ("made again, a step", format_bytes(found.recomputed_bytes)),
@@ -83,7 +88,7 @@ def _rows(answer: Answer) -> list[tuple[str, str]]:
         ("disk needed", format_bytes(found.disk_bytes)),
     ]
     if answer.epoch_s is not None and answer.total_h is not None:
-        rows += [("an epoch", format_seconds(answer.epoch_s)), ("in all", f"{answer.total_h:.1f} h")]
+        rows += [("an epoch", fitting(format_seconds(answer.epoch_s))), ("in all", fitting(f"{answer.total_h:.1f} h"))]
     return rows
 
 

@@ -15,6 +15,8 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _GAPS_IN_ALL = 40, 200, 50_000
 _SHARES = (0.02, 0.05, 0.1, 0.2)
 _THRIFTS = (0.5, 1.0, 2.0)
 _AS_GOOD_AS_FREE = 1000.0
+_LEAST_S = 1e-9
+"""Of an operation: clocks may have seen nothing."""
 
 
 def choose(trace: Trace, limit: int) -> list[Gap]:
@@ -54,7 +56,8 @@ def choose_dropped(room: Room, seconds: Mapping[Gap, float]) -> list[Gap]:
         room: under the limit, without what moves; what is chosen is taken from it.
         seconds: for each gap to choose from, what it takes to make its page again.
     """
-    choice = _Choice(room, list(seconds), list(seconds.values()), range(len(seconds)))
+    costs = [max(cost_s, _LEAST_S) for cost_s in seconds.values()]
+    choice = _Choice(room, list(seconds), costs, range(len(seconds)))
     choice.fill(np.ones(len(choice.gaps)))
     return [choice.gaps[number] for number in np.flatnonzero(choice.chosen)]
 
