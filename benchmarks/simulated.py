@@ -59,12 +59,13 @@ def machines() -> list[tuple[Machine, Calibration]]:
         return found
     found.append((this, calibration))
     if this.link is None and this.disk is not None:
-        found.append((_spare_core(this, this.disk), calibration))
+        unseen = replace(calibration, paging_op_s=0.0, paging_byte_s=0.0)
+        found.append((_spare_core(this, this.disk), unseen))
     return found
 
 
 def _spare_core(machine: Machine, disk: Disk) -> Machine:
-    """As if a core that the program does not use made the copies: they take none of its time."""
+    """As if a core that the program does not use did all that LMS adds: it takes none of the program's time."""
     out, back = disk.write_bytes_per_s, disk.read_bytes_per_s
     link = Link(max(out, back), back, out, max(out, back), 1e-6)
     return replace(machine, name=f"{machine.name}, a core spare", link=link)

@@ -18,13 +18,13 @@ from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
 from torch_lms.trace import Trace
 
 _WALKS = (
-    Rules(0.1),
-    Rules(0.03),
+    *(Rules(price) for price in (0.1, 0.03, 0.2)),
     *(Rules(price, focus=4.0) for price in (0.001, 0.02)),
     Rules(0.01, counts_inputs=True, focus=4.0),
     Rules(0.1, focus=1.0),
     Rules(0.1, is_punctual=False, focus=1.0),
     *(Rules(0.2, is_punctual=False, counts_inputs=counts) for counts in (False, True)),
+    Rules(0.4, is_punctual=False),
 )
 """No rules are best for all steps and machines."""
 
