@@ -35,7 +35,7 @@ little."""
 _HIDDEN_COST = 0.01
 """Of a second of the link, even where nobody waits for it: the disk wears, and the next step may not be like this."""
 
-_MOST_TRAFFIC = 1.1
+_MOST_TRAFFIC = 1.03
 """A walk that makes nothing again is taken if it moves no more than so many times the least."""
 
 _ENOUGH = 1.02
