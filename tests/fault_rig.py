@@ -109,7 +109,9 @@ def numbers_after(steps: int) -> list[torch.Tensor]:
 
 
 @contextmanager
-def under_way(directory: Path, limit: int | str = 0, policy: str = "planned") -> Iterator[Training]:
+def under_way(
+    directory: Path, limit: int | str = 0, policy: str = "planned", recompute: bool = True
+) -> Iterator[Training]:
     """A training after its first step, in a session that spills to ``directory``.
 
     When the block ends, whatever happened there, the training goes on from that step in the same session, and all that
@@ -118,7 +120,7 @@ def under_way(directory: Path, limit: int | str = 0, policy: str = "planned") ->
     expected = numbers_after(STEPS)
     numbers_after(2)
     with nothing_left(directory), _ended_at_any_rate():
-        with torch_lms.session(limit=limit, min_size=1, spill_dir=directory, policy=policy) as lms:
+        with torch_lms.session(limit=limit, min_size=1, spill_dir=directory, policy=policy, recompute=recompute) as lms:
             run = Training()
             run.step(0)
             run.save()

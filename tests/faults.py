@@ -64,8 +64,10 @@ from tests.injection import (
     small_disk,
     without_tmpfile,
 )
+from torch_lms.capture.call import Call
 from torch_lms.errors import ForkedPageError, PageLostError, StoreError, StoreFullError
-from torch_lms.runtime import api, cpu, limits, session
+from torch_lms.planner import Speeds
+from torch_lms.runtime import api, cpu, foresight, limits, session
 from torch_lms.stores.copies import Copy
 from torch_lms.stores.disk import DiskStore
 
@@ -373,7 +375,7 @@ def _contents(directory: Path) -> dict[str, str]:
 def memory_refused_to_an_operation(directory: Path) -> Row:
     """Each operation of a step in turn finds no memory. It runs again, or its error is the user's (N9)."""
     recovered = refused = number = 0
-    with under_way(directory) as run:
+    with under_way(directory, recompute=False) as run:
         run.step(1)  # sizes are known from now on
         run.restore()
         while True:
@@ -412,6 +414,27 @@ def memory_refused_to_a_page(directory: Path) -> Row:
         with patch.object(cpu, "fill_storage", _refused):
             sees = told(torch_lms.WorkingSetError, run.model[0].weight.sum, words="aten::sum.*smaller batch")
     return Row("no memory for a page that comes back", sees)
+
+
+def memory_refused_to_a_remake(directory: Path) -> Row:
+    """There is no memory to make a page again: once, then for good. The link is so slow that what can be is dropped."""
+    with patch.object(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5)), under_way(directory) as run:
+        for _ in range(4):  # until there is a plan, and a step that follows it
+            run.restore()
+            run.step(1)
+        made = torch_lms.stats().recomputes
+        assert made
+        run.restore()
+        with patch.object(Call, "repeat", NthCall(Call.repeat, 1, _refused)) as repeated:
+            run.step(1)
+        assert repeated.calls > 1
+        assert torch_lms.stats().recomputes > made
+        assert run.equals(numbers_after(2))
+        torch_lms.step()  # what was compared is no part of the step that comes
+        run.restore()
+        with patch.object(Call, "repeat", _refused):
+            sees = told(torch_lms.WorkingSetError, partial(run.step, 1), words="smaller batch")
+    return Row("no memory to make a page again", sees)
 
 
 def memory_refused_to_a_view(directory: Path) -> Row:
@@ -696,6 +719,7 @@ FAULTS: dict[str, Callable[[Path], Row]] = {
         hostile_file_in_our_place,
         memory_refused_to_an_operation,
         memory_refused_to_a_page,
+        memory_refused_to_a_remake,
         memory_refused_to_a_view,
         memory_refused_by_the_kernel,
         threads_refused,

@@ -106,7 +106,7 @@ def test_alternating_shapes_need_no_new_plans() -> None:
     assert same_bits(results, expected)
     assert stats.replans == 0
     assert stats.planned_steps == stats.steps == 75
-    assert stats.evicted_bytes > 0
+    assert stats.evicted_bytes + stats.recomputed_bytes > 0
 
 
 def test_a_step_unlike_the_plan_goes_on_without_it() -> None:

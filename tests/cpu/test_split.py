@@ -97,7 +97,13 @@ def test_less_is_needed_at_once() -> None:
         both = torch.ones(2, MIB // 2)
         assert torch.equal(both[0] + torch.ones(MIB // 2), torch.full((MIB // 2,), 2.0))
 
-    for work in (convolution, cat, part_of_a_page):
+    def convolution_with_all_away() -> None:
+        y = nn.Conv2d(16, 16, 1)(torch.ones(1, 16, 256, 256, requires_grad=True))
+        grad = torch.ones(1, 16, 256, 256)
+        torch_lms.reclaim()
+        y.backward(grad)
+
+    for work in (convolution, cat, part_of_a_page, convolution_with_all_away):
         assert peak_of(work, 9 * MIB) <= 9 * MIB, work
 
 

@@ -72,7 +72,7 @@ class Sink(Told):
 
     @abstractmethod
     def tight(self, entries: list[Entry]) -> bool:
-        """Whether the room left is so little that the sizes of results must be known beforehand."""
+        """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough."""
 
     @abstractmethod
     def room_for_one_op(self, entries: list[Entry]) -> int:

@@ -97,7 +97,8 @@ class Session(Sink, RawAccess):
         if self._lost_to_fork is not None:
             return False
         unit: Unit = entries[0].unit if entries else self._default
-        return not unit.is_roomy
+        needed = sum(entry.nbytes for entry in entries)  # wherever it is: what is cut must not depend on that (N10)
+        return not unit.is_roomy or needed * 2 >= unit.pager.limit
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return int((entries[0].unit if entries else self._default).pager.limit)
