@@ -109,6 +109,35 @@ def test_alternating_shapes_need_no_new_plans() -> None:
     assert stats.evicted_bytes + stats.recomputed_bytes > 0
 
 
+class Skipping(nn.Module):
+    """Layers that are skipped at random, by what is drawn into a small tensor that nothing else is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x) * torch.empty(len(x), 1).bernoulli_(0.8)
+        return x
+
+
+@pytest.mark.parametrize("share", [2, 4])
+def test_what_is_small_makes_no_step_unlike_another(share: int) -> None:
+    """Whatever room is left when it is made."""
+    make = partial(training, Skipping, (64, 64), ADAM)
+    limit = demand_of(make) // share
+    _, step = make()
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        for _ in range(3):
+            step()
+        lms.reset_stats()
+        for _ in range(4):
+            step()
+        stats = lms.stats()
+    assert stats.planned_steps == 4
+
+
 def test_a_step_unlike_the_plan_goes_on_without_it() -> None:
     """What differs: the batch, the number of layers, an exception in the midst, an access, nothing at all."""
 

@@ -103,7 +103,11 @@ def test_less_is_needed_at_once() -> None:
         torch_lms.reclaim()
         y.backward(grad)
 
-    for work in (convolution, cat, part_of_a_page, convolution_with_all_away):
+    def made_of_what_is_small() -> None:
+        tensors = [torch.ones(1024, 1) @ torch.ones(1, 1024) for _ in range(4)]
+        assert sum(float(tensor.sum()) for tensor in tensors) == 4 * MIB
+
+    for work in (convolution, cat, part_of_a_page, convolution_with_all_away, made_of_what_is_small):
         assert peak_of(work, 9 * MIB) <= 9 * MIB, work
 
 

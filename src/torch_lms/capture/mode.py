@@ -133,7 +133,7 @@ class LmsMode(TorchDispatchMode):
             pages: list[Entry] = []
             info = describe(func)
             seen = plain_pages(values, self._find, self._sink.min_size, pages) if info.is_simple else 0
-            if seen > 0 and (not pages or (self._sink.calm and self._sink.fly(pages))):
+            if seen > 0 and (self._flies(pages) if pages else not self._makes_pages(func, info, args, kwargs)):
                 try:
                     return self._noticed(func(*args, **kwargs), info)
                 except (RuntimeError, MemoryError) as error:
@@ -153,6 +153,14 @@ class LmsMode(TorchDispatchMode):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
+
+    def _flies(self, pages: list[Entry]) -> bool:
+        return self._sink.calm and self._sink.fly(pages)
+
+    def _makes_pages(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether there must be room for what an operation makes of tensors that are no pages."""
+        sink = self._sink
+        return not sink.calm and self._sizes.new_bytes(func, info, args, kwargs) >= sink.min_size
 
     def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = describe(func)

@@ -95,6 +95,7 @@ class OpInfo:
         name: as in "aten::add.Tensor".
         view: it only makes views: no byte is touched.
         writes: (position, name) of the arguments it writes.
+        creates: its results are not all among its arguments.
         empty: its result is memory as it came, and C++ may fill it without an operation that shows it.
         seeded: it draws random numbers.
         composite: it is made of other operators, which can be run one by one.
@@ -112,6 +113,7 @@ class OpInfo:
     name: str
     view: bool
     writes: tuple[tuple[int, str], ...]
+    creates: bool
     empty: bool
     seeded: bool
     composite: bool
@@ -167,12 +169,14 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in undeclared
     )
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
+    is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
     keeps = tuple((position, a.name) for position, a in enumerate(schema.arguments) if a.name in kept)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
-        view=not writes and (aliases or schema.name in _UNDECLARED_VIEWS),
+        view=is_view,
         writes=writes,
+        creates=not is_view and any(result.alias_info is None for result in schema.returns),
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         composite=has_kernel(func.name(), "CompositeImplicitAutograd")
@@ -211,6 +215,7 @@ def _opaque(func: Any) -> OpInfo:
         str(func),
         view=False,
         writes=(),
+        creates=True,
         empty=False,
         seeded=True,
         composite=False,

@@ -23,6 +23,8 @@ class Sizes:
 
     def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of the storages that ``func`` will create; 0 where its shapes depend on data or cannot be inferred."""
+        if not info.creates:
+            return 0
         try:
             key = (func, _signature(args), _signature(tuple(kwargs.items())))
             known = self._known.get(key)

@@ -96,7 +96,9 @@ class Session(Sink, RawAccess):
     def tight(self, entries: list[Entry]) -> bool:
         if self._lost_to_fork is not None:
             return False
-        unit: Unit = entries[0].unit if entries else self._default
+        if not entries:
+            return not self.calm
+        unit = entries[0].unit
         needed = sum(entry.nbytes for entry in entries)  # wherever it is: what is cut must not depend on that (N10)
         return not unit.is_roomy or needed * 2 >= unit.pager.limit
 
@@ -104,7 +106,7 @@ class Session(Sink, RawAccess):
         return int((entries[0].unit if entries else self._default).pager.limit)
 
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
-        if (not entries and not new_bytes) or self._is_left_alone(entries):
+        if (not entries and new_bytes < self.min_size) or self._is_left_alone(entries):
             return
         with self.lock:
             self._bury()
