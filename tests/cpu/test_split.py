@@ -107,7 +107,15 @@ def test_less_is_needed_at_once() -> None:
         tensors = [torch.ones(1024, 1) @ torch.ones(1, 1024) for _ in range(4)]
         assert sum(float(tensor.sum()) for tensor in tensors) == 4 * MIB
 
-    for work in (convolution, cat, part_of_a_page, convolution_with_all_away, made_of_what_is_small):
+    def repeated_in_inference() -> None:
+        with torch.inference_mode():
+            tensors = [torch.ones(1024).expand(1024, 1024).contiguous() for _ in range(4)]
+            assert sum(float(tensor.sum()) for tensor in tensors) == 4 * MIB
+
+    for work in (
+        *(convolution, cat, part_of_a_page, convolution_with_all_away),
+        *(made_of_what_is_small, repeated_in_inference),
+    ):
         assert peak_of(work, 9 * MIB) <= 9 * MIB, work
 
 

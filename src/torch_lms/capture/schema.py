@@ -95,7 +95,7 @@ class OpInfo:
         name: as in "aten::add.Tensor".
         view: it only makes views: no byte is touched.
         writes: (position, name) of the arguments it writes.
-        creates: its results are not all among its arguments.
+        creates: its results may have bytes that its arguments have not.
         empty: its result is memory as it came, and C++ may fill it without an operation that shows it.
         seeded: it draws random numbers.
         composite: it is made of other operators, which can be run one by one.
@@ -172,16 +172,15 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
     is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
     keeps = tuple((position, a.name) for position, a in enumerate(schema.arguments) if a.name in kept)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    is_composite = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         view=is_view,
         writes=writes,
-        creates=not is_view and any(result.alias_info is None for result in schema.returns),
+        creates=is_composite or (not is_view and any(result.alias_info is None for result in schema.returns)),
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=has_kernel(func.name(), "CompositeImplicitAutograd")
-        and not has_kernel(func.name(), "CPU")
-        and not schema.name.startswith(_LEFT_WHOLE),
+        composite=is_composite and not schema.name.startswith(_LEFT_WHOLE),
         opaque=False,
         keeps=keeps,
         keeps_results=schema.name in _KEPT_RESULTS,
