@@ -1,11 +1,15 @@
 """What steps cost under limits on machines that need not be at hand, beside the least that the model allows.
 
     python benchmarks/simulated.py [--quick] [--only TEXT] [--json FILE] [--chart FILE]
+    python benchmarks/simulated.py --study
 
 Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
 oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
 (`torch-lms doctor --calibrate`), as it is and with a core to spare. Some minutes a workload. FILE keeps what it has
 of workloads without TEXT in their names, so they can be done one after the other.
+
+The planning study counted the backward of grouped convolutions without their groups, which makes the step of DeepLabv3+
+several times longer. ``--study`` does so, too, to be beside its figures.
 """
 
 import argparse
@@ -15,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from torch_lms.capture import work as counted
 from torch_lms.cli.plan_answer import Question
 from torch_lms.cli.plan_target import Setting, Traced, find
 from torch_lms.errors import UsageError
@@ -35,6 +40,7 @@ WORKLOADS = {
 MACHINES = ("ac922-v100-16gb", "xeon-8xv100-16gb", "rtx4090-24gb", "a100-80gb-sxm", "h200-141gb-pcie5", "gh200-96gb")
 SHARES = (1, 2, 4, 8, 16)
 BFLOAT16 = "h200-141gb-pcie5", "gh200-96gb", "a100-80gb-sxm"
+STUDIED = "ac922-v100-16gb", "xeon-8xv100-16gb", "h200-141gb-pcie5"
 AMPLE = 1 << 50
 
 
@@ -106,6 +112,19 @@ def _point(workload: str, step: Traced, machine: Machine, calibration: Calibrati
     )
 
 
+def _study() -> None:
+    """The steps of DeepLabv3+ as the study counted them."""
+    del counted._FORMULAS["convolution_backward"]  # PyTorch's own count takes its place
+    for point in points("deeplabv3plus, 496^2 x 16", [m for m in machines() if m[0].name in STUDIED], (4, 8)):
+        print(_row(point), flush=True)
+
+
+def _row(point: Point) -> str:
+    cells = (point.workload, point.machine, f"{point.k:g}", f"{point.limit_over_w:.1f}")
+    shares = (f"{100 * share:.1f} %" for share in (point.overhead, point.moves_only, point.bound))
+    return f"| {' | '.join((*cells, *shares))} |"
+
+
 def _speeds(machine: Machine) -> Speeds:
     if machine.link is None:
         assert machine.disk is not None
@@ -141,8 +160,12 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="workloads with this in their names")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
+    parser.add_argument("--study", action="store_true", help="DeepLabv3+ alone, counted as by the planning study")
     given = parser.parse_args()
     print("| step | machine | k | limit / W | planned | moves only | bound |\n|---|---|---|---|---|---|---|")
+    if given.study:
+        _study()
+        return
     asked = [name for name in WORKLOADS if given.only in name]
     before = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     found = {name: [Point(**p) for p in before if p["workload"] == name] for name in WORKLOADS}
@@ -151,9 +174,7 @@ def main() -> None:
         for name, of_workload in zip(asked, workers.map(work, asked), strict=True):
             found[name] = of_workload
             for p in of_workload:
-                cells = (p.workload, p.machine, f"{p.k:g}", f"{p.limit_over_w:.1f}")
-                shares = (f"{100 * share:.1f} %" for share in (p.overhead, p.moves_only, p.bound))
-                print(f"| {' | '.join((*cells, *shares))} |", flush=True)
+                print(_row(p), flush=True)
             if given.json:
                 everything = [asdict(p) for of_workload in found.values() for p in of_workload]
                 given.json.write_text(json.dumps(everything, indent=1) + "\n")
