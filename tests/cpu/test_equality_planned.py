@@ -14,7 +14,7 @@ MIN_SIZE = 1024
 STEPS = 8
 
 NOTHING_TO_MAKE_AGAIN = {"double-backward", "inference-no-grad", "inference-mode"}
-"""Or next to nothing: without a backward, what an activation was made from is dead soon after."""
+"""Without a backward, what an activation was made from is dead soon after."""
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)

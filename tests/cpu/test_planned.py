@@ -100,13 +100,13 @@ def test_alternating_shapes_need_no_new_plans() -> None:
         return results
 
     expected = program(50, lambda: None)
-    with torch_lms.session(limit=2_000_000, min_size=MIN_SIZE) as lms:
+    with torch_lms.session(limit=1_800_000, min_size=MIN_SIZE) as lms:
         results = program(50, lms.reset_stats)
         stats = lms.stats()
     assert same_bits(results, expected)
     assert stats.replans == 0
     assert stats.planned_steps == stats.steps == 75
-    assert stats.evicted_bytes + stats.recomputed_bytes > 0
+    assert stats.evicted_bytes > 0
 
 
 class Skipping(nn.Module):
