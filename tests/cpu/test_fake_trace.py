@@ -41,6 +41,15 @@ class Autocast(Net):
             return super().forward(x).float()
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.last = nn.LSTM(48, 32, num_layers=2, batch_first=True, bidirectional=True), nn.Linear(64, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.mse_loss(self.last(self.cells(x)[0]), x)
+
+
 def images() -> Tensor:
     return torch.ones(8, 3, 16, 16)
 
@@ -52,6 +61,7 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "autocast": (Autocast, images, "sgd"),
     "channels last": (Net, lambda: images().to(memory_format=torch.channels_last), "sgd"),
     "3D U-Net": (lambda: UNet3d(4), lambda: torch.ones(1, 1, 16, 16, 16), "sgd"),
+    "recurrent, mse": (Recurrent, lambda: torch.ones(16, 24, 48), "adamw"),
     "encoder": (lambda: encoder(2, 64), lambda: torch.ones(4, 32, 64), "adamw"),
 }
 
@@ -85,6 +95,11 @@ def test_it_says_what_happens(name: str) -> None:
     assert told.working_set_bytes == pytest.approx(happened.working_set_bytes, rel=0.1)
     for kind in ("aten::convolution", "aten::convolution_backward", "aten::mm", "aten::addmm"):
         assert sorted(held(told, kind)) == sorted(held(happened, kind)), kind
+
+
+def test_on_a_gpu_an_lstm_keeps_gates_and_cell_states() -> None:
+    trace = trace_step(nn.LSTM(48, 32), (torch.ones(24, 16, 48),), "sgd", device="cuda", min_size=MIN_SIZE)
+    assert held(trace, "aten::mkldnn_rnn_layer") == [24 * 16 * 32 * 4 * (1 + 4 + 1)]  # and its output
 
 
 def test_arithmetic_is_counted() -> None:

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_lms.capture import split
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
+from torch_lms.capture.sized import sized
 from torch_lms.capture.tensors import untyped_storage
 from torch_lms.capture.work import work_of
 from torch_lms.errors import UnsupportedError, UsageError
@@ -86,7 +87,7 @@ def trace_step(
     if device not in _DEVICES:
         raise UsageError(f"device must be one of {', '.join(map(repr, _DEVICES))}; got {device!r}")
     mode = _mode_of((fn_or_module, inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
-    tracer = _Tracer(parse_bytes(min_size) if isinstance(min_size, str) else min_size)
+    tracer = _Tracer(parse_bytes(min_size) if isinstance(min_size, str) else min_size, device)
     with _explained(), mode, ExitStack() as settings:
         target, given = without_bytes((fn_or_module, tuple(inputs)), mode)
         if device == "cuda":
@@ -216,9 +217,10 @@ class _Tracer(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, min_size: int) -> None:
+    def __init__(self, min_size: int, device: str) -> None:
         super().__init__()
         self._min_size = max(1, min_size)
+        self._device = device
         self._registry = Registry()
         self._whole = self._in_parts = Recorder(())
         self._unit = object()
@@ -259,11 +261,11 @@ class _Tracer(TorchDispatchMode):
     def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = split.Part(args, kwargs)
         if self._nbytes((args, kwargs)) <= _WHOLE:
-            result = func(*args, **kwargs)
+            result = sized(func, info, args, kwargs, self._device)
             self._write((self._whole, self._in_parts), info, func, whole, result)
             return result
         parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
-        results = [func(*part.args, **part.kwargs) for part in parts]
+        results = [sized(func, info, part.args, part.kwargs, self._device) for part in parts]
         result = results[0] if len(parts) == 1 else split.join(info, results)
         self._write((self._whole,), info, func, whole, result)
         if info.name == split.CAT:

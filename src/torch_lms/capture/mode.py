@@ -182,9 +182,12 @@ class LmsMode(TorchDispatchMode):
         op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
-        if sum(entry.nbytes for entry in entries) + op.new_bytes > most:
-            return self._run_large(op, most)
-        return self._execute(op)
+        is_large = sum(entry.nbytes for entry in entries) + op.new_bytes > most
+        result = self._run_large(op, most) if is_large else self._execute(op)
+        made = self._made(op, result)
+        if made > op.new_bytes:
+            self._sizes.learn(func, args, kwargs, made)
+        return result
 
     def _run_large(self, op: "_Op", most: int) -> Any:
         """In parts, if there is a way (N10)."""
@@ -295,6 +298,11 @@ class LmsMode(TorchDispatchMode):
 
     def _entry(self, tensor: Any) -> Entry | None:
         return self._sink.entry_of(storage_of(tensor), tensor if isinstance(tensor, torch.Tensor) else None)
+
+    def _made(self, op: "_Op", result: Any) -> int:
+        """Bytes of the pages in ``result`` that are new."""
+        pages = {self._find(storage_of(tensor)) for tensor in tensors_among((result,))}
+        return sum(page.nbytes for page in pages if page is not None and page not in op.entries)
 
     def _nbytes(self, tensors: list[Any]) -> int:
         return sum(entry.nbytes for entry in self._entries(tensors_among(tensors)))

@@ -1,5 +1,6 @@
 """How many bytes an operation will create, known before it runs (N8): from its shapes, on the meta device."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -7,9 +8,13 @@ from torch.utils import _pytree as pytree
 
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.sized import sized
 
 _MOST_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
+
+_NO_KEY = (TypeError, RuntimeError)
+"""Raised where an argument is not hashable, or does not tell its shape, as lazy parameters."""
 
 _HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FREQUENT = frozenset((*_HARMLESS, bool))
@@ -26,18 +31,31 @@ class Sizes:
         if not info.creates:
             return 0
         try:
-            key = (func, _signature(args), _signature(tuple(kwargs.items())))
+            key = _key(func, args, kwargs)
             known = self._known.get(key)
-        except (TypeError, RuntimeError):  # not hashable, or it does not tell its shape, as lazy parameters
-            return _infer(func, args, kwargs)
+        except _NO_KEY:
+            return _infer(func, info, args, kwargs)
         if known is None:
-            if len(self._known) >= _MOST_SIGNATURES:
-                self._known.clear()
-            known = self._known[key] = 0 if info.name in _DATA_DEPENDENT else _infer(func, args, kwargs)
+            known = 0 if info.name in _DATA_DEPENDENT else _infer(func, info, args, kwargs)
+            self._remember(key, known)
         return known
+
+    def learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
+        """``func`` has created ``nbytes``, more than was said: from now on they are."""
+        with suppress(*_NO_KEY):
+            self._remember(_key(func, args, kwargs), nbytes)
+
+    def _remember(self, key: Any, nbytes: int) -> None:
+        if len(self._known) >= _MOST_SIGNATURES:
+            self._known.clear()
+        self._known[key] = nbytes
 
 
 _DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
+
+
+def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func, torch.is_grad_enabled(), _signature(args), _signature(tuple(kwargs.items()))
 
 
 def _signature(values: Any) -> Any:
@@ -56,9 +74,9 @@ def _signature_of(value: Any) -> Any:
     raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive; a sparse tensor
 
 
-def _infer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     with torch._C._DisableTorchDispatch():  # modes below ours must not see it
-        return _infer_unseen(func, args, kwargs)
+        return _infer_unseen(func, info, args, kwargs)
 
 
 def like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,12 +85,12 @@ def like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
 
 
-def _infer_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _infer_unseen(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     try:
         meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
         if "device" in meta_kwargs:
             meta_kwargs["device"] = torch.device("meta")
-        results = func(*meta_args, **meta_kwargs)
+        results = sized(func, info, meta_args, meta_kwargs)
         given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
         return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
     except Exception:  # no meta kernel, sparse, generators, ...: make room reactively

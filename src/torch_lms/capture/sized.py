@@ -1,0 +1,74 @@
+"""Operations on tensors without bytes, and what they make as large as it is of tensors that have them (N8)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_lms.capture.schema import OpInfo
+
+_ALIGNED = 4096
+_LINE = 64
+"""Bytes: of a part of a workspace, and of a row in it, oneDNN makes a multiple of these."""
+
+
+def sized(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], device: str = "cpu") -> Any:
+    """What ``func`` gives on ``device``, "cpu" or "cuda", where PyTorch itself tells of less."""
+    result = func(*args, **kwargs)
+    enlarged = _ENLARGED.get(info.name)
+    return result if enlarged is None else enlarged(result, args, device)
+
+
+def _loss(result: torch.Tensor, args: tuple[Any, ...], device: str) -> torch.Tensor:
+    """It is as large as what is compared before it becomes one number, and keeps the storage."""
+    if result.dim():
+        return result
+    return result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
+
+
+def _lstm_layer(result: tuple[torch.Tensor, ...], args: tuple[Any, ...], device: str) -> tuple[torch.Tensor, ...]:
+    """For the gradient it keeps a workspace. cuDNN's is not told: taken for it are gates and cell states."""
+    if not torch.is_grad_enabled():
+        return result
+    (steps, batch, width), hidden, itemsize = args[0].shape, args[10], args[0].element_size()
+    if device == "cpu":
+        nbytes = onednn_workspace(steps, batch, width, hidden, itemsize)
+    else:
+        nbytes = steps * batch * 5 * hidden * itemsize
+    *states, workspace = result
+    return (*states, workspace.new_empty(nbytes))
+
+
+def onednn_workspace(steps: int, batch: int, width: int, hidden: int, itemsize: int) -> int:
+    """Bytes that oneDNN keeps for the gradient of a layer of an LSTM, ``width`` and ``hidden`` elements in and out.
+
+    Gates and outputs of each step; states and cell states, in pairs, and room for their gradients, always float32.
+    As counted on version 3.12, a test compares.
+    """
+    cells, widest = 2 * (steps + 1) * batch, max(width, hidden)
+    parts = (
+        steps * batch * _row(4 * hidden, itemsize),
+        steps * batch * _row(hidden, itemsize),
+        cells * _row(widest, itemsize),
+        cells * hidden * itemsize,
+        cells * _row(widest, 4),
+        cells * _row(widest, 4),
+        cells * hidden * 4,
+    )
+    return sum(-(-part // _ALIGNED) * _ALIGNED for part in parts)
+
+
+def _row(elements: int, itemsize: int) -> int:
+    """Bytes. Rows of a multiple of 256 elements get a line more, lest they meet in the cache."""
+    per_line = _LINE // itemsize
+    padded = -(-elements // per_line) * per_line
+    return (padded + per_line if padded % 256 == 0 else padded) * itemsize
+
+
+_ENLARGED: dict[str, Callable[[Any, tuple[Any, ...], str], Any]] = {
+    "aten::binary_cross_entropy": _loss,
+    "aten::mse_loss": _loss,
+    "aten::smooth_l1_loss": _loss,
+    "aten::soft_margin_loss": _loss,
+    "aten::mkldnn_rnn_layer": _lstm_layer,
+}

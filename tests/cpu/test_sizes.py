@@ -1,0 +1,108 @@
+"""What is said beforehand that operations create, against what they create (N8)."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torch_lms
+from torch_lms.capture.schema import OpInfo, describe
+from torch_lms.capture.sized import onednn_workspace
+from torch_lms.capture.sizes import Sizes
+from torch_lms.capture.tensors import tensors_among
+
+SAMPLES = 4
+MIB = 1 << 20
+
+NOT_TOLD = {
+    *("nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount"),
+    *("index", "repeat_interleave", "_ctc_loss", "_ctc_loss_backward", "linalg_lstsq", "geqrf", "mm", "sum"),
+    *("histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
+    *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "fractional_max_pool3d_backward"),
+    *("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward", "_embedding_bag", "mkldnn_rnn_layer_backward"),
+}
+"""Depends on data, or PyTorch does not tell; `mm` and `sum` of empty tensors, `mkldnn_rnn_layer_backward` of a bias."""
+
+
+class Comparing(TorchDispatchMode):
+    """Notes operators that create more than was said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.seen, self.short = Sizes(), 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs, info = kwargs or {}, describe(func)
+        if info.composite:
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        return func(*args, **kwargs) if info.view else self.compared(func, info, args, kwargs)
+
+    def compared(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        told = self.sizes.new_bytes(func, info, args, kwargs)
+        given = {id(tensor.untyped_storage()) for tensor in tensors_among(pytree.tree_leaves((args, kwargs)))}
+        result = func(*args, **kwargs)
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if any(leaf.layout is not torch.strided for leaf in leaves):
+            return result
+        made = {leaf.untyped_storage() for leaf in leaves}
+        self.seen += 1
+        if sum(storage.nbytes() for storage in made if id(storage) not in given) > told:
+            self.short.add(info.name.removeprefix("aten::").split(".")[0])
+        return result
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_less_is_told_than_is_made() -> None:
+    mode = Comparing()
+    for op in (op for op in op_db if torch.float32 in op.dtypes and not op.name.startswith("jiterator")):
+        for number, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)):
+            if number == SAMPLES:
+                break
+            with mode:
+                try:
+                    results = op(sample.input, *sample.args, **sample.kwargs)
+                except (RuntimeError, NotImplementedError):
+                    continue
+                floats = [t for t in tensors_among(pytree.tree_leaves(results)) if t.requires_grad]
+                if floats:
+                    sum(t.abs().sum() for t in floats).backward()
+    assert mode.seen > 10_000
+    assert mode.short - NOT_TOLD == set()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 16, 16), (64, 4, 288, 256), (64, 4, 256, 64), (7, 33, 5, 100), (3, 2, 700, 1)]
+)
+def test_the_workspace_of_an_lstm(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    steps, batch, width, hidden = shape
+    kept: list[torch.Tensor] = []
+    layer = nn.LSTM(width, hidden, dtype=dtype)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        layer(torch.ones(steps, batch, width, dtype=dtype))
+    workspaces = [tensor.nbytes for tensor in kept if tensor.dtype is torch.uint8]
+    assert workspaces == [onednn_workspace(steps, batch, width, hidden, dtype.itemsize)]
+
+
+@torch.library.custom_op("torch_lms_tests::spread", mutates_args=())
+def spread(x: torch.Tensor, times: int) -> torch.Tensor:  # nobody told PyTorch what it gives
+    return x.repeat(times)
+
+
+def test_what_is_not_told_is_learned() -> None:
+    peaks = []
+    with torch_lms.session(limit=10 * MIB, min_size=MIB, policy="reactive") as lms:
+        x = torch.ones(MIB // 4)
+        for _ in range(2):
+            held = [torch.full((MIB // 2,), float(n)) for n in range(4)]
+            lms.reset_stats()
+            assert spread(x, 3).shape == (3 * MIB // 4,)
+            peaks.append(lms.stats().peak_resident_bytes)
+            assert [tensor[0].item() for tensor in held] == [0, 1, 2, 3]
+            del held
+    assert peaks[0] > 10 * MIB >= peaks[1]
