@@ -50,6 +50,17 @@ class Recurrent(nn.Module):
         return F.mse_loss(self.last(self.cells(x)[0]), x)
 
 
+class Speech(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(16, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps, batch, _ = x.shape
+        lengths = torch.full((batch,), steps), torch.full((batch,), 20)
+        return F.ctc_loss(self.last(x).log_softmax(-1), torch.ones(batch, 20, dtype=torch.long), *lengths)
+
+
 def images() -> Tensor:
     return torch.ones(8, 3, 16, 16)
 
@@ -61,6 +72,7 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "autocast": (Autocast, images, "sgd"),
     "channels last": (Net, lambda: images().to(memory_format=torch.channels_last), "sgd"),
     "3D U-Net": (lambda: UNet3d(4), lambda: torch.ones(1, 1, 16, 16, 16), "sgd"),
+    "speech": (Speech, lambda: torch.ones(64, 4, 16), "sgd"),
     "recurrent, mse": (Recurrent, lambda: torch.ones(16, 24, 48), "adamw"),
     "encoder": (lambda: encoder(2, 64), lambda: torch.ones(4, 32, 64), "adamw"),
 }
@@ -201,7 +213,20 @@ class Counts(nn.Module):
         return x[x > 0]
 
 
-@pytest.mark.parametrize("model", [ReadsAValue(), Counts()])
+class LeavesPyTorch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+
+def test_operators_that_tell_nothing_are_named() -> None:
+    with torch.library._scoped_library("torch_lms_fake", "FRAGMENT") as library:
+        library.define("untold(Tensor x) -> Tensor")
+        library.impl("untold", lambda x: x + 1, "CPU")
+        with pytest.raises(UnsupportedError, match=r"torch_lms_fake.untold.*test_fake_trace\.py.*register_fake"):
+            trace_step(lambda x: torch.ops.torch_lms_fake.untold(x), (torch.ones(4),))
+
+
+@pytest.mark.parametrize("model", [ReadsAValue(), Counts(), LeavesPyTorch()])
 def test_what_depends_on_values_is_refused(model: nn.Module) -> None:
     with pytest.raises(UnsupportedError, match=r"depends on values.*test_fake_trace\.py:"):
         trace_step(model, (torch.ones(4),))

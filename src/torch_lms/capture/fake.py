@@ -37,12 +37,11 @@ Loss = Callable[[Any], torch.Tensor]
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_NOT_KNOWN = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+_UNTOLD = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+_NOT_KNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+_BYTES_ASKED_FOR = ("data is not allocated yet", ".numpy() is not supported")
+"""What PyTorch says where something other than an operator reads them."""
+
 _DEVICES = ("cpu", "cuda")
 
 _WHOLE = 256 << 20
@@ -98,10 +97,9 @@ def trace_step(
             return _trace_training(tracer, target, given, optimizer, loss, device)
         if isinstance(target, torch.nn.Module):
             settings.enter_context(torch.no_grad())
-        else:
-            target(*given)
-        with tracer.recording(_held(pytree.tree_leaves((target, given)))):
-            target(*given)
+        for _ in range(1 if isinstance(target, torch.nn.Module) else 2):
+            with tracer.recording(_held(pytree.tree_leaves((target, given)))):
+                target(*given)
         return tracer.trace
 
 
@@ -376,10 +374,19 @@ def _refuse_strangers(args: Any, kwargs: Any) -> None:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except _NOT_KNOWN as error:
+    except _UNTOLD as error:
         raise UnsupportedError(
-            f"the step depends on values, which are not known before it runs ({error}), {_place_of(error)}. Trace a "
-            f"part that does not, or record a step while it runs: torch-lms run --trace FILE"
+            f"expected operators that tell what they give before they run (a meta kernel); {error} does not, "
+            f"{_place_of(error)}. Give it one by torch.library.register_fake, or record a step while it runs: "
+            f"torch-lms run --trace FILE"
+        ) from error
+    except RuntimeError as error:
+        if not isinstance(error, _NOT_KNOWN) and not any(text in str(error) for text in _BYTES_ASKED_FOR):
+            raise
+        raise UnsupportedError(
+            f"the step depends on values, which are not known before it runs ({str(error).splitlines()[0]}), "
+            f"{_place_of(error)}. Trace a part that does not, or record a step while it runs: "
+            f"torch-lms run --trace FILE"
         ) from error
 
 

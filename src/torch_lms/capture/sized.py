@@ -13,10 +13,12 @@ _LINE = 64
 
 
 def sized(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], device: str = "cpu") -> Any:
-    """What ``func`` gives on ``device``, "cpu" or "cuda", where PyTorch itself tells of less."""
+    """What ``func`` gives on ``device``, "cpu" or "cuda", where PyTorch itself tells of less, or of nothing."""
+    name = info.name.split(".")[0]
+    if name in _UNTOLD:
+        return _UNTOLD[name](args)
     result = func(*args, **kwargs)
-    enlarged = _ENLARGED.get(info.name)
-    return result if enlarged is None else enlarged(result, args, device)
+    return _ENLARGED[name](result, args, device) if name in _ENLARGED else result
 
 
 def _loss(result: torch.Tensor, args: tuple[Any, ...], device: str) -> torch.Tensor:
@@ -64,6 +66,20 @@ def _row(elements: int, itemsize: int) -> int:
     padded = -(-elements // per_line) * per_line
     return (padded + per_line if padded % 256 == 0 else padded) * itemsize
 
+
+def _ctc_loss(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """A loss for each sequence, and its logarithms of probabilities by time and place among labels and blanks."""
+    scores, targets, _, lengths = args[:4]
+    (steps, batch, _), padded = scores.shape, targets.dim() > 1
+    longest = targets.shape[1] if padded else -(-targets.numel() // batch)  # as if all were alike
+    places = 2 * (max(lengths) if isinstance(lengths, list | tuple) else longest) + 1
+    return scores.new_empty(batch), scores.new_empty((batch, steps, places))
+
+
+_UNTOLD: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "aten::_ctc_loss": _ctc_loss,
+    "aten::_ctc_loss_backward": lambda args: args[1].new_empty(args[1].shape),
+}
 
 _ENLARGED: dict[str, Callable[[Any, tuple[Any, ...], str], Any]] = {
     "aten::binary_cross_entropy": _loss,
