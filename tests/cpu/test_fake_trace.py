@@ -8,6 +8,7 @@ import torch
 from nets import UNet3d, encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torch_lms
@@ -109,9 +110,24 @@ def test_it_says_what_happens(name: str) -> None:
         assert sorted(held(told, kind)) == sorted(held(happened, kind)), kind
 
 
-def test_on_a_gpu_an_lstm_keeps_gates_and_cell_states() -> None:
-    trace = trace_step(nn.LSTM(48, 32), (torch.ones(24, 16, 48),), "sgd", device="cuda", min_size=MIN_SIZE)
-    assert held(trace, "aten::mkldnn_rnn_layer") == [24 * 16 * 32 * 4 * (1 + 4 + 1)]  # and its output
+GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_on_a_gpu_a_recurrent_layer_is_one_operation(kind: type[nn.RNNBase]) -> None:
+    steps, batch, hidden = 24, 16, 32
+    model = kind(48, hidden, num_layers=2, bidirectional=True, batch_first=True, dropout=0.5)
+    x = torch.ones(batch, steps, 48)
+    shapes = [given.shape for given in pytree.tree_leaves(model(x))]
+
+    def loss(outputs: Any) -> Tensor:
+        assert [given.shape for given in pytree.tree_leaves(outputs)] == shapes
+        return outputs[0].sum()
+
+    trace = trace_step(model, (x,), "sgd", loss=loss, device="cuda", min_size=MIN_SIZE)
+    element = steps * batch * hidden * 4
+    assert held(trace, "aten::mkldnn_rnn_layer") == 4 * [element * (1 + GATES[kind] + 1)]  # output, gates, cell states
+    assert held(trace, "aten::native_dropout") == [2 * element + 2 * element // 4]
 
 
 def test_arithmetic_is_counted() -> None:

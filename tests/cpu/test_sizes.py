@@ -23,9 +23,9 @@ NOT_TOLD = {
     *("index", "repeat_interleave", "linalg_lstsq", "geqrf", "mm", "sum"),
     *("histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
     *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "fractional_max_pool3d_backward"),
-    *("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward", "_embedding_bag", "mkldnn_rnn_layer_backward"),
+    *("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward", "_embedding_bag"),
 }
-"""Depends on data, or PyTorch does not tell; `mm` and `sum` of empty tensors, `mkldnn_rnn_layer_backward` of a bias."""
+"""Depends on data, or PyTorch does not tell; `mm` and `sum` of empty tensors."""
 
 
 class Comparing(TorchDispatchMode):

@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
+from torch_lms.capture.as_on_cuda import AsOnCuda
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sized import sized
@@ -90,7 +90,7 @@ def trace_step(
     with _explained(), mode, ExitStack() as settings:
         target, given = without_bytes((fn_or_module, tuple(inputs)), mode)
         if device == "cuda":
-            settings.enter_context(_AsOnCuda())
+            settings.enter_context(AsOnCuda())
         if amp is not None:
             settings.enter_context(torch.autocast("cpu", dtype=amp))
         if optimizer is not None:
@@ -336,29 +336,6 @@ def _begins(recorder: Recorder, info: OpInfo, used: list[Entry], made: list[Entr
     recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
     for page in made:
         recorder.created(Living(page.page, page.nbytes))
-
-
-class _AsOnCuda(TorchFunctionMode):
-    """What composite functions call depends on the device: has them call what they would on a GPU."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Dropout there keeps a mask of bytes; attention with dropout has a kernel of its own."""
-        given = dict(kwargs or {})
-        if func is torch.nn.functional.dropout:
-            return _dropout(*args, **given)
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            query, key, value, mask, *rest = (*args, given.pop("attn_mask", None))
-            given.pop("dropout_p", None)
-            return func(query, key, value, mask, 0.0, *rest[1:], **given)
-        return func(*args, **given)
-
-
-def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    if not training or not 0 < p < 1 or inplace:
-        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
-    return torch.native_dropout(input, p, True)[0]
 
 
 def _refuse_strangers(args: Any, kwargs: Any) -> None:

@@ -28,15 +28,15 @@ def _loss(result: torch.Tensor, args: tuple[Any, ...], device: str) -> torch.Ten
     return result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
 
 
-def _lstm_layer(result: tuple[torch.Tensor, ...], args: tuple[Any, ...], device: str) -> tuple[torch.Tensor, ...]:
-    """For the gradient it keeps a workspace. cuDNN's is not told: taken for it are gates and cell states."""
+def _recurrent_layer(result: tuple[torch.Tensor, ...], args: tuple[Any, ...], device: str) -> tuple[torch.Tensor, ...]:
+    """It keeps a workspace for the gradient. cuDNN's is not told: taken for it are gates and cell states."""
     if not torch.is_grad_enabled():
         return result
     (steps, batch, width), hidden, itemsize = args[0].shape, args[10], args[0].element_size()
     if device == "cpu":
         nbytes = onednn_workspace(steps, batch, width, hidden, itemsize)
     else:
-        nbytes = steps * batch * 5 * hidden * itemsize
+        nbytes = steps * batch * (len(args[1]) + hidden) * itemsize
     *states, workspace = result
     return (*states, workspace.new_empty(nbytes))
 
@@ -79,6 +79,7 @@ def _ctc_loss(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
 _UNTOLD: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "aten::_ctc_loss": _ctc_loss,
     "aten::_ctc_loss_backward": lambda args: args[1].new_empty(args[1].shape),
+    "aten::mkldnn_rnn_layer_backward": lambda args: tuple(given.new_empty(given.shape) for given in args[:7]),
 }
 
 _ENLARGED: dict[str, Callable[[Any, tuple[Any, ...], str], Any]] = {
@@ -86,5 +87,5 @@ _ENLARGED: dict[str, Callable[[Any, tuple[Any, ...], str], Any]] = {
     "aten::mse_loss": _loss,
     "aten::smooth_l1_loss": _loss,
     "aten::soft_margin_loss": _loss,
-    "aten::mkldnn_rnn_layer": _lstm_layer,
+    "aten::mkldnn_rnn_layer": _recurrent_layer,
 }

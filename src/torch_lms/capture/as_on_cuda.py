@@ -1,0 +1,81 @@
+"""What composite functions call depends on the device: here, what they call on a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_VF: Any = torch._VF
+_RELU, _TANH, _LSTM, _GRU = range(4)
+"""PyTorch's numbers of kinds of recurrent networks."""
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Dropout keeps a mask of bytes there. Attention with dropout has a kernel of its own; recurrent layers have one for
+    all their time steps.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call ``func``, or what stands for it."""
+        given = dict(kwargs or {})
+        if func is torch.nn.functional.dropout:
+            return _dropout(*args, **given)
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            query, key, value, mask, *rest = (*args, given.pop("attn_mask", None))
+            given.pop("dropout_p", None)
+            return func(query, key, value, mask, 0.0, *rest[1:], **given)
+        if func in _RECURRENT and isinstance(args[2], list) and not _is_projected(args[1]):
+            return _recurrent(_RECURRENT[func], *args)
+        return func(*args, **given)
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not training or not 0 < p < 1 or inplace:
+        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _is_projected(state: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Of an LSTM whose hidden state is smaller than its cell state."""
+    return isinstance(state, tuple) and state[0].shape[-1] != state[1].shape[-1]
+
+
+def _recurrent(
+    kind: int,
+    input: torch.Tensor,
+    state: torch.Tensor | tuple[torch.Tensor, torch.Tensor],
+    weights: list[torch.Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Layer after layer, direction after direction. The operation is oneDNN's, of whatever kind."""
+    x = input.transpose(0, 1) if batch_first else input
+    hidden, cells = state if isinstance(state, tuple) else (state, state)
+    directions, each = 1 + bidirectional, 4 if has_biases else 2
+    ends = []
+    for layer in range(num_layers):
+        outputs = []
+        for number in range(layer * directions, (layer + 1) * directions):
+            its = weights[number * each : (number + 1) * each]
+            biases = its[2:] or [its[0].new_zeros(its[0].shape[0])] * 2
+            settings: list[Any] = [number % directions == 1, [], kind, its[1].shape[1], num_layers, has_biases]
+            settings += [bidirectional, batch_first, train]
+            output, *end, _ = torch.ops.aten.mkldnn_rnn_layer(
+                x, *its[:2], *biases, hidden[number], cells[number], *settings
+            )
+            outputs.append(output)
+            ends.append(end)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        x = _dropout(x, dropout, train and layer + 1 < num_layers)
+    kept = [torch.stack(of_all) for of_all in zip(*ends, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x, *kept[: 2 if kind == _LSTM else 1])
+
+
+_RECURRENT: dict[Callable[..., Any], int] = {_VF.rnn_relu: _RELU, _VF.rnn_tanh: _TANH, _VF.lstm: _LSTM, _VF.gru: _GRU}
