@@ -12,8 +12,8 @@ _RELU, _TANH, _LSTM, _GRU = range(4)
 
 
 class AsOnCuda(TorchFunctionMode):
-    """Dropout keeps a mask of bytes there. Attention with dropout has a kernel of its own; recurrent layers have one for
-    all their time steps.
+    """Dropout keeps a mask of bytes there. Attention with dropout has a kernel of its own; a recurrent layer has one
+    for all time steps.
     """
 
     def __torch_function__(
