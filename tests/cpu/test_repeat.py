@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+from operators import OPS, run
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -13,8 +13,6 @@ from torch_lms.capture.call import can_be_repeated, write_down
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import tensors_among, untyped_storage
-
-SAMPLES = 3
 
 
 def content(storage: torch.UntypedStorage) -> bytes:
@@ -59,24 +57,10 @@ class Repeating(TorchDispatchMode):
         return self.find(untyped_storage(tensor))
 
 
-OPS = [op for op in op_db if torch.float32 in op.dtypes and not op.name.startswith("jiterator")]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", sorted({op.name[0] for op in OPS}))
 def test_the_same_again(first: str) -> None:
     mode = Repeating()
-    for op in (op for op in OPS if op.name[0] == first):
-        for number, sample in enumerate(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)):
-            if number == SAMPLES:
-                break
-            with mode:
-                try:
-                    results = op(sample.input, *sample.args, **sample.kwargs)
-                except RuntimeError:
-                    continue
-                floats = [t for t in tensors_among(pytree.tree_leaves(results)) if t.requires_grad]
-                if floats:
-                    sum(t.abs().sum() for t in floats).backward()
+    run((op for op in OPS if op.name[0] == first), mode)
     assert mode.differ == []
     assert mode.repeated
