@@ -62,6 +62,12 @@ class Speech(nn.Module):
         return F.ctc_loss(self.last(x).log_softmax(-1), torch.ones(batch, 20, dtype=torch.long), *lengths)
 
 
+class PartlyIdle(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(128, 128)
+
+
 def images() -> Tensor:
     return torch.ones(8, 3, 16, 16)
 
@@ -69,6 +75,7 @@ def images() -> Tensor:
 STEPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
     "convolutions, sgd": (Net, images, "sgd"),
     "convolutions, adam": (Net, images, "adamw"),
+    "partly idle": (PartlyIdle, images, "adamw"),
     "checkpointed": (Checkpointed, images, "sgd"),
     "autocast": (Autocast, images, "sgd"),
     "channels last": (Net, lambda: images().to(memory_format=torch.channels_last), "sgd"),

@@ -77,6 +77,23 @@ def test_the_workspace_of_an_lstm(shape: tuple[int, int, int, int], dtype: torch
     assert workspaces == [onednn_workspace(steps, batch, width, hidden, dtype.itemsize)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("left", "right", "divided"),
+    [
+        ((24, 16), (3, 6, 16), True),
+        ((3, 6, 16), (24, 16), True),
+        ((6, 24), (7, 24), True),
+        ((3, 8, 16), (3, 6, 16), False),
+    ],
+)
+def test_products_of_groups_of_matrices(left: Any, right: Any, divided: bool, dtype: torch.dtype) -> None:
+    offsets = torch.tensor([8, 16, 24], dtype=torch.int32) if divided else None
+    product = torch.ops.aten._grouped_mm.default
+    args = (torch.ones(left, dtype=dtype), torch.ones(right, dtype=dtype).mT, offsets)
+    assert Sizes().new_bytes(product, describe(product), args, {}) == product(*args).untyped_storage().nbytes()
+
+
 @torch.library.custom_op("torch_lms_tests::spread", mutates_args=())
 def spread(x: torch.Tensor, times: int) -> torch.Tensor:  # nobody told PyTorch what it gives
     return x.repeat(times)

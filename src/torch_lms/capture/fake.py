@@ -157,17 +157,30 @@ def _trace_training(
         parameter.grad = torch.zeros_like(parameter)
     update.step()
     update.zero_grad()
-    state = [value for state in update.state.values() for value in state.values()]
     held = _held(leaves)
-    with tracer.recording([*held, *state]):
-        result = (loss or _mean)(target(*inputs))
-        if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
-            raise UsageError(f"the loss must be a scalar tensor that requires gradients; got {_shown(result)}")
-        result.backward()
-        del result
-        update.step()
-        update.zero_grad()
-    return tracer.trace
+    while True:
+        with tracer.recording([*held, *pytree.tree_leaves(list(update.state.values()))]):
+            used = _train_once(target, inputs, loss, update)
+        idle = [parameter for parameter in update.state if id(parameter) not in used]
+        if not idle:
+            return tracer.trace
+        for without_gradient in idle:  # and so without state
+            del update.state[without_gradient]
+
+
+def _train_once(
+    target: Callable[..., Any], inputs: tuple[Any, ...], loss: Loss | None, update: torch.optim.Optimizer
+) -> set[int]:
+    """A step. Returns the ids of the parameters that had a gradient."""
+    result = (loss or _mean)(target(*inputs))
+    if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
+        raise UsageError(f"the loss must be a scalar tensor that requires gradients; got {_shown(result)}")
+    result.backward()
+    del result
+    used = {id(p) for group in update.param_groups for p in group["params"] if p.grad is not None}
+    update.step()
+    update.zero_grad()
+    return used
 
 
 def _mean(outputs: Any) -> torch.Tensor:

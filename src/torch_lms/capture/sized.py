@@ -76,8 +76,20 @@ def _ctc_loss(args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     return scores.new_empty(batch), scores.new_empty((batch, steps, places))
 
 
+def _grouped_mm(args: tuple[Any, ...]) -> torch.Tensor:
+    """PyTorch tells of bfloat16 alone, and of no more than the rows need, which begin at multiples of 16 bytes."""
+    left, right, offsets, _, dtype = (*args, *[None] * 5)[:5]
+    size = [left.shape[-2], right.shape[-1]]
+    if left.dim() == right.dim():
+        size.insert(0, len(left) if offsets is None else len(offsets))
+    dtype = dtype or left.dtype
+    row = -(-size[-1] * dtype.itemsize // 16) * 16 // dtype.itemsize
+    return torch.empty_strided(size, [size[-2] * row, row, 1][-len(size) :], dtype=dtype, device=left.device)
+
+
 _UNTOLD: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "aten::_ctc_loss": _ctc_loss,
+    "aten::_grouped_mm": _grouped_mm,
     "aten::_ctc_loss_backward": lambda args: args[1].new_empty(args[1].shape),
     "aten::mkldnn_rnn_layer_backward": lambda args: tuple(given.new_empty(given.shape) for given in args[:7]),
 }

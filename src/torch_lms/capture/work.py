@@ -13,7 +13,12 @@ from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import untyped_storage
 from torch_lms.trace import CONVOLUTIONS, Work
 
-_MATRIX = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "linear"})
+_MATRIX = frozenset(
+    {
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "linear"),
+        *("_grouped_mm",),
+    }
+)
 
 _COPIES = frozenset(
     {
@@ -119,6 +124,12 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> i
     return 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
+def _grouped(args: tuple[Any, ...]) -> int:
+    """Products of matrices: of each group its rows or columns only, where these are what is divided."""
+    left, right = args[:2]
+    return int(2 * left.shape[-2:].numel() * right.shape[-1] * (len(left) if left.dim() == right.dim() == 3 else 1))
+
+
 def _recurrent(args: tuple[Any, ...]) -> int:
     """A layer: at each time step the products of input and hidden state with their weights."""
     source, *weights = args[:3]
@@ -133,6 +144,7 @@ _FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "_scaled_dot_product_flash_attention_for_cpu": lambda args: _attention(*args[:3]),
     # scores once more, and the gradients of the three arguments and of the scores (arXiv 2205.14135)
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args: _attention(*args[1:4]) * 5 // 2,
+    "_grouped_mm": _grouped,
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args),
 }
