@@ -2,9 +2,9 @@
 
     torch-lms plan examples/own_model.py:segmenter --size 2048 --batch 4 --machine rtx4090-24gb
 
-The function is called with what you ask for (--size, --batch, --set NAME=VALUE) and returns the model, the tuple of
-tensors that it is called with, and a function that makes the loss of what it returns. It runs on tensors without bytes:
-nothing is allocated, whatever the size.
+The function is called with what you ask for (--size, --batch, --set NAME=VALUE) and returns the model, the tensors that
+it is called with (a tuple, or a dict for keywords), and a function that makes the loss of what it returns. It runs on
+tensors without bytes: nothing is allocated, whatever the size.
 """
 
 import torch

@@ -171,6 +171,10 @@ def nothing():
 def mismatch():
     return nn.Linear(3, 3), (torch.ones(2, 4),)
 
+def keywords(as_dict=True):
+    data = {"input": torch.ones(2, 3, 64, 64)}
+    return nn.Conv2d(3, 64, 3), data if as_dict else tuple(data.values())
+
 number = 3
 """
 
@@ -214,6 +218,16 @@ def test_bad_questions(
     told = f"{result.output} {result.exception}"
     assert message in " ".join(told.split())
     assert "Traceback" not in result.output
+
+
+def test_inputs_by_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    by_name, by_place = (
+        asked(tmp_path, "mine.py:keywords", "--set", f"as_dict={way}", "--machine", V100) for way in ("true", "false")
+    )
+    assert by_name == by_place
+    assert by_name[0]["demand_bytes"] > 0
 
 
 def test_no_step_is_told_of_what_does_not_fit() -> None:

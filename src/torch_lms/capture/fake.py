@@ -3,7 +3,7 @@
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -34,6 +34,7 @@ from torch_lms.trace import Living, Recorder, Trace, Work
 from torch_lms.units import parse_bytes
 
 Loss = Callable[[Any], torch.Tensor]
+Inputs = tuple[Any, ...] | dict[str, Any]
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -50,7 +51,7 @@ _WHOLE = 256 << 20
 
 def trace_step(
     fn_or_module: Callable[..., Any] | torch.nn.Module,
-    inputs: Sequence[Any] = (),
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
     optimizer: str | NewOptimizer | torch.optim.Optimizer | None = None,
     *,
     loss: Loss | None = None,
@@ -67,7 +68,7 @@ def trace_step(
 
     Args:
         fn_or_module: called with ``inputs``.
-        inputs: tensors, modules, or nests of them.
+        inputs: tensors, modules, or nests of them; a mapping for keyword arguments.
         optimizer: the name of one in ``torch.optim``, a class or function that takes the parameters, or an optimizer,
             of which class and settings are taken.
         loss: makes a scalar from what ``fn_or_module`` returned; default: the sum of the means of all floating-point
@@ -88,7 +89,8 @@ def trace_step(
     mode = _mode_of((fn_or_module, inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
     tracer = _Tracer(parse_bytes(min_size) if isinstance(min_size, str) else min_size, device)
     with _explained(), mode, ExitStack() as settings:
-        target, given = without_bytes((fn_or_module, tuple(inputs)), mode)
+        arguments: Inputs = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+        target, given = without_bytes((fn_or_module, arguments), mode)
         if device == "cuda":
             settings.enter_context(AsOnCuda())
         if amp is not None:
@@ -99,8 +101,12 @@ def trace_step(
             settings.enter_context(torch.no_grad())
         for _ in range(1 if isinstance(target, torch.nn.Module) else 2):
             with tracer.recording(_held(pytree.tree_leaves((target, given)))):
-                target(*given)
+                _called(target, given)
         return tracer.trace
+
+
+def _called(target: Callable[..., Any], inputs: Inputs) -> Any:
+    return target(**inputs) if isinstance(inputs, dict) else target(*inputs)
 
 
 def _mode_of(values: Any) -> FakeTensorMode | None:
@@ -142,7 +148,7 @@ def _held(leaves: Iterable[Any]) -> list[torch.Tensor]:
 def _trace_training(
     tracer: "_Tracer",
     target: Callable[..., Any],
-    inputs: tuple[Any, ...],
+    inputs: Inputs,
     optimizer: str | NewOptimizer | torch.optim.Optimizer,
     loss: Loss | None,
     device: str,
@@ -169,10 +175,10 @@ def _trace_training(
 
 
 def _train_once(
-    target: Callable[..., Any], inputs: tuple[Any, ...], loss: Loss | None, update: torch.optim.Optimizer
+    target: Callable[..., Any], inputs: Inputs, loss: Loss | None, update: torch.optim.Optimizer
 ) -> set[int]:
     """A step. Returns the ids of the parameters that had a gradient."""
-    result = (loss or _mean)(target(*inputs))
+    result = (loss or _mean)(_called(target, inputs))
     if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
         raise UsageError(f"the loss must be a scalar tensor that requires gradients; got {_shown(result)}")
     result.backward()

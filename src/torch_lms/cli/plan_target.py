@@ -26,8 +26,8 @@ AMP = {"no": None, "bf16": "bfloat16", "fp16": "float16"}
 
 _CONTRACT = (
     "expected a function that takes any of the keywords size, batch and options of its own, and returns "
-    "(model, inputs) or (model, inputs, loss): a module, the tuple of tensors that it is called with, and a function "
-    "that makes a scalar of what it returns"
+    "(model, inputs) or (model, inputs, loss): a module, the tensors that it is called with (a tuple, or a dict for "
+    "keywords), and a function that makes a scalar of what it returns"
 )
 
 Target = Callable[..., Any]
@@ -180,7 +180,8 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
         device=setting.device,
         amp=None if amp is None else getattr(torch, amp),
     )
-    first = next((value for value in inputs if isinstance(value, torch.Tensor)), None)
+    values = inputs.values() if isinstance(inputs, dict) else inputs
+    first = next((value for value in values if isinstance(value, torch.Tensor)), None)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and not setting.is_inference]
     return Traced(
         trace=step,
@@ -190,7 +191,7 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
     )
 
 
-def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any, ...], Any]:
+def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any, ...] | dict[str, Any], Any]:
     """Model, inputs and loss, on fake tensors; on real ones where making them takes values."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -210,7 +211,7 @@ def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any,
     model, inputs, *rest = built
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
-    return model, tuple(inputs), rest[0] if rest else None
+    return model, inputs if isinstance(inputs, dict) else tuple(inputs), rest[0] if rest else None
 
 
 def _arguments(name: str, target: Target, setting: Setting) -> dict[str, Any]:
