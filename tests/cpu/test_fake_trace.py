@@ -249,6 +249,16 @@ def test_operators_that_tell_nothing_are_named() -> None:
             trace_step(lambda x: torch.ops.torch_lms_fake.untold(x), (torch.ones(4),))
 
 
+def test_values_that_depend_on_nothing_are_known() -> None:
+    def step(x: Tensor) -> Tensor:
+        axes = torch.arange(1, x.dim()).tolist()
+        return x.sum(axes) * torch.linspace(0, 1, 5)[2].item() if bool(torch.ones(3).sum() > 2) else x
+
+    assert [op.name for op in trace_step(step, (torch.ones(2, 8, 8),), min_size=1).ops][-1] == "aten::mul.Tensor"
+    with pytest.raises(UnsupportedError, match="depends on values"):
+        trace_step(lambda x: x * torch.zeros(1).add_(x.sum()).item(), (torch.ones(4),))
+
+
 @pytest.mark.parametrize("model", [ReadsAValue(), Counts(), LeavesPyTorch()])
 def test_what_depends_on_values_is_refused(model: nn.Module) -> None:
     with pytest.raises(UnsupportedError, match=r"depends on values.*test_fake_trace\.py:"):

@@ -48,6 +48,10 @@ _DEVICES = ("cpu", "cuda")
 _WHOLE = 256 << 20
 """Bytes up to which an operation is not cut."""
 
+_CONSTANTS = frozenset(f"aten::{name}" for name in ("arange", "linspace", "full", "zeros", "ones", "eye"))
+_MOST_CONSTANT = 1024
+"""Elements up to which the values of what these operators make are known: programs take sizes and axes from them."""
+
 
 def trace_step(
     fn_or_module: Callable[..., Any] | torch.nn.Module,
@@ -278,7 +282,7 @@ class _Tracer(TorchDispatchMode):
     def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         whole = split.Part(args, kwargs)
         if self._nbytes((args, kwargs)) <= _WHOLE:
-            result = sized(func, info, args, kwargs, self._device)
+            result = _with_values(sized(func, info, args, kwargs, self._device), info, func, args, kwargs)
             self._write((self._whole, self._in_parts), info, func, whole, result)
             return result
         parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
@@ -346,6 +350,16 @@ class _Tracer(TorchDispatchMode):
             for recorder in (self._whole, self._in_parts):
                 if entry.page in recorder.numbers:
                     recorder.died(entry.page)
+
+
+def _with_values(result: Any, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``result``, of which PyTorch remembers the values where they depend on nothing."""
+    if info.name.split(".")[0] not in _CONSTANTS or result.numel() > _MOST_CONSTANT or result.device.type != "cpu":
+        return result
+    with torch._C._DisableTorchDispatch():
+        values = func(*args, **kwargs)
+    mode = result.fake_mode
+    return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
 
 
 def _begins(recorder: Recorder, info: OpInfo, used: list[Entry], made: list[Entry], work: Work) -> None:
