@@ -168,14 +168,15 @@ def _trace_training(
     update.step()
     update.zero_grad()
     held = _held(leaves)
-    while True:
+    for _ in range(2):
         with tracer.recording([*held, *pytree.tree_leaves(list(update.state.values()))]):
             used = _train_once(target, inputs, loss, update)
         idle = [parameter for parameter in update.state if id(parameter) not in used]
         if not idle:
-            return tracer.trace
+            break
         for without_gradient in idle:  # and so without state
             del update.state[without_gradient]
+    return tracer.trace
 
 
 def _train_once(
