@@ -151,6 +151,8 @@ def test_for_people() -> None:
 
 
 MODULE = """
+from collections import UserDict
+
 import torch
 from torch import nn
 
@@ -171,9 +173,10 @@ def nothing():
 def mismatch():
     return nn.Linear(3, 3), (torch.ones(2, 4),)
 
-def keywords(as_dict=True):
+def keywords(kind):
     data = {"input": torch.ones(2, 3, 64, 64)}
-    return nn.Conv2d(3, 64, 3), data if as_dict else tuple(data.values())
+    kinds = {"dict": data, "mapping": UserDict(data), "tuple": tuple(data.values())}
+    return nn.Conv2d(3, 64, 3), kinds[kind]
 
 number = 3
 """
@@ -223,11 +226,12 @@ def test_bad_questions(
 def test_inputs_by_keyword(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    by_name, by_place = (
-        asked(tmp_path, "mine.py:keywords", "--set", f"as_dict={way}", "--machine", V100) for way in ("true", "false")
+    by_dict, by_mapping, by_place = (
+        asked(tmp_path, "mine.py:keywords", "--set", f"kind={kind}", "--machine", V100)
+        for kind in ("dict", "mapping", "tuple")
     )
-    assert by_name == by_place
-    assert by_name[0]["demand_bytes"] > 0
+    assert by_dict == by_mapping == by_place
+    assert by_dict[0]["demand_bytes"] > 0
 
 
 def test_no_step_is_told_of_what_does_not_fit() -> None:

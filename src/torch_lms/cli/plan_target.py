@@ -180,7 +180,7 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
         device=setting.device,
         amp=None if amp is None else getattr(torch, amp),
     )
-    values = inputs.values() if isinstance(inputs, dict) else inputs
+    values = inputs.values() if isinstance(inputs, Mapping) else inputs
     first = next((value for value in values if isinstance(value, torch.Tensor)), None)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad and not setting.is_inference]
     return Traced(
@@ -191,7 +191,7 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
     )
 
 
-def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any, ...] | dict[str, Any], Any]:
+def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any, ...] | Mapping[str, Any], Any]:
     """Model, inputs and loss, on fake tensors; on real ones where making them takes values."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -211,7 +211,7 @@ def _built(name: str, target: Target, setting: Setting) -> tuple[Any, tuple[Any,
     model, inputs, *rest = built
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
-    return model, inputs if isinstance(inputs, dict) else tuple(inputs), rest[0] if rest else None
+    return model, inputs if isinstance(inputs, Mapping) else tuple(inputs), rest[0] if rest else None
 
 
 def _arguments(name: str, target: Target, setting: Setting) -> dict[str, Any]:
