@@ -1,6 +1,6 @@
 """Every operator that PyTorch tests, on the samples of its own tests."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from itertools import islice
 
@@ -16,7 +16,7 @@ SAMPLES = 3
 OPS: list[OpInfo] = [op for op in op_db if torch.float32 in op.dtypes and not op.name.startswith("jiterator")]
 
 
-def run(ops: Iterator[OpInfo], mode: AbstractContextManager[object]) -> None:
+def run(ops: Iterable[OpInfo], mode: AbstractContextManager[object]) -> None:
     """Forward and backward of the first samples of each, inside ``mode``."""
     for op in ops:
         for sample in islice(op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd), SAMPLES):

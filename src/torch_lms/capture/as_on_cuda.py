@@ -65,10 +65,21 @@ def _recurrent(
         for number in range(layer * directions, (layer + 1) * directions):
             its = weights[number * each : (number + 1) * each]
             biases = its[2:] or [its[0].new_zeros(its[0].shape[0])] * 2
-            settings: list[Any] = [number % directions == 1, [], kind, its[1].shape[1], num_layers, has_biases]
-            settings += [bidirectional, batch_first, train]
             output, *end, _ = torch.ops.aten.mkldnn_rnn_layer(
-                x, *its[:2], *biases, hidden[number], cells[number], *settings
+                x,
+                *its[:2],
+                *biases,
+                hidden[number],
+                cells[number],
+                reverse=number % directions == 1,
+                batch_sizes=[],
+                mode=kind,
+                hidden_size=its[1].shape[1],
+                num_layers=num_layers,
+                has_biases=has_biases,
+                bidirectional=bidirectional,
+                batch_first=batch_first,
+                train=train,
             )
             outputs.append(output)
             ends.append(end)

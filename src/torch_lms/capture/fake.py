@@ -101,9 +101,10 @@ def trace_step(
             settings.enter_context(torch.autocast("cpu", dtype=amp))
         if optimizer is not None:
             return _trace_training(tracer, target, given, optimizer, loss, device)
-        if isinstance(target, torch.nn.Module):
+        is_module = isinstance(target, torch.nn.Module)
+        if is_module:
             settings.enter_context(torch.no_grad())
-        for _ in range(1 if isinstance(target, torch.nn.Module) else 2):
+        for _ in range(1 if is_module else 2):
             with tracer.recording(_held(pytree.tree_leaves((target, given)))):
                 _called(target, given)
         return tracer.trace
@@ -355,7 +356,7 @@ class _Tracer(TorchDispatchMode):
 
 def _with_values(result: Any, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``result``, of which PyTorch remembers the values where they depend on nothing."""
-    if info.name.split(".")[0] not in _CONSTANTS or result.numel() > _MOST_CONSTANT or result.device.type != "cpu":
+    if info.packet not in _CONSTANTS or result.numel() > _MOST_CONSTANT or result.device.type != "cpu":
         return result
     with torch._C._DisableTorchDispatch():
         values = func(*args, **kwargs)

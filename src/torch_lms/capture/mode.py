@@ -184,8 +184,7 @@ class LmsMode(TorchDispatchMode):
         most = self._sink.room_for_one_op(entries)
         is_large = sum(entry.nbytes for entry in entries) + op.new_bytes > most
         result = self._run_large(op, most) if is_large else self._execute(op)
-        made = self._made(op, result)
-        if made > op.new_bytes:
+        if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
             self._sizes.learn(func, args, kwargs, made)
         return result
 

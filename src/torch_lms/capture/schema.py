@@ -127,6 +127,11 @@ class OpInfo:
     repeatable: bool
 
     @property
+    def packet(self) -> str:
+        """The name without that of the overload, as in "aten::add"."""
+        return self.name.split(".")[0]
+
+    @property
     def is_simple(self) -> bool:
         """Whether nothing need be known of its tensors but which storages they are views of."""
         return not (self.opaque or self.keeps or self.keeps_results or self.has_object)

@@ -14,7 +14,7 @@ _LINE = 64
 
 def sized(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], device: str = "cpu") -> Any:
     """What ``func`` gives on ``device``, "cpu" or "cuda", where PyTorch itself tells of less, or of nothing."""
-    name = info.name.split(".")[0]
+    name = info.packet
     if name in _UNTOLD:
         return _UNTOLD[name](args)
     result = func(*args, **kwargs)

@@ -15,8 +15,8 @@ from torch_lms.trace import CONVOLUTIONS, Work
 
 _MATRIX = frozenset(
     {
-        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "linear"),
-        *("_grouped_mm",),
+        *("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear"),
+        *("_scaled_mm", "_grouped_mm"),
     }
 )
 
@@ -47,7 +47,7 @@ def work_of(info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     workspace of a convolution is an assumption: as much as it reads and writes, 256 MiB at most, where its kernel is
     no point.
     """
-    name = info.name.removeprefix("aten::").split(".")[0]
+    name = info.packet.removeprefix("aten::")
     given = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     kind = _kind(name, args)
