@@ -38,7 +38,7 @@ def test_a_sample_equals_stock(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_road_that_is_not_patched_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(Road("Tensor", "tolist"), STATES["away"])
-    assert [call.verdict for call in judge(case)][0] == "equal"
+    assert judge(case)[0].verdict == "equal"
     monkeypatch.setattr(raw, "_READ", (("__repr__",), raw._READ[1]))
     call = judge(case)[0]
     assert call.verdict == "differs"

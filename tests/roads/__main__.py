@@ -16,7 +16,7 @@ from tests.roads.workers import verdicts
 
 
 def chosen(match: str, every: int) -> list[Case]:
-    """Of all cases those whose name contains ``match``, and of all roads but the protocols every n-th in every state."""
+    """Cases whose name contains ``match``: of all protocols, and of every n-th of the other roads."""
     cases = [case for case in all_cases() if match in str(case)]
     roads = list(dict.fromkeys(case.road for case in cases if case.road.family != "protocol"))[::every]
     return [case for case in cases if case.road.family == "protocol" or case.road in set(roads)]

@@ -55,16 +55,23 @@ def judge(case: Case, tell: Callable[[str], None] = lambda doing: None) -> list[
     if reason := NOT_CALLED.get(str(case.road)):
         return [Call("", "excluded", reason)]
     tell("stock")
-    patterns = _patterns(case.road, case.state.kind)
+    typical = _typical(case.state.kind)
+    patterns = _patterns(case.road, typical)
+    if not patterns:  # it takes no tensor: its error is compared once
+        patterns = case.road.groups[0][:1] if case.state is typical else ()
     return [_compared(case, pattern, tell) for pattern in (patterns[:1] if case.state.is_first_only else patterns)]
 
 
 @cache
-def _patterns(road: Road, kind: str) -> list[str]:
-    """Of each group the first pattern that stock takes; if there is none in the first group, its first."""
-    typical = next(state for state in STATES.values() if state.kind == kind)
-    found = [next((pattern for pattern in group if takes(road, pattern, typical)), None) for group in road.groups]
-    return [found[0] or road.groups[0][0], *filter(None, found[1:])]
+def _patterns(road: Road, state: State) -> tuple[str, ...]:
+    """Of each group the first pattern that stock takes, if there is one."""
+    found = (next((pattern for pattern in group if takes(road, pattern, state)), None) for group in road.groups)
+    return tuple(pattern for pattern in found if pattern is not None)
+
+
+def _typical(kind: str) -> State:
+    """The state of that kind for which patterns are looked for: the first."""
+    return next(state for state in STATES.values() if state.kind == kind)
 
 
 def _compared(case: Case, pattern: str, tell: Callable[[str], None]) -> Call:
@@ -100,4 +107,5 @@ def _same(one: str, other: str) -> int:
 def _clip(text: str, begin: int) -> str:
     """The part of ``text`` around ``begin``."""
     first = max(0, begin - _CONTEXT)
-    return f"{'...' if first else ''}{text[first : begin + 2 * _CONTEXT]}{'...' if begin + 2 * _CONTEXT < len(text) else ''}"
+    last = begin + 2 * _CONTEXT
+    return f"{'...' if first else ''}{text[first:last]}{'...' if last < len(text) else ''}"

@@ -1,7 +1,7 @@
 """How a callable of unknown signature may be called: texts, tried in order until stock PyTorch takes one.
 
-``x`` is the tensor in question, ``s`` its storage, ``t`` its typed storage; ``f``, ``i`` and ``b`` are other tensors of its
-shape (numbers, indices, a mask).
+``x`` is the tensor in question, ``s`` its storage, ``t`` its typed storage; ``f``, ``i`` and ``b`` are other tensors of
+its shape (numbers, indices, a mask).
 """
 
 _FIRST = (

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from tests.roads.exceptions import MAY_DIFFER
+from tests.roads.exceptions import EXPECTED
 from tests.roads.judge import Call, Case
 
 Results = list[tuple[Case, list[Call]]]
@@ -16,15 +16,15 @@ _COLUMNS = "callables", "calls", "raised on stock", "differences", "crashed", "e
 
 def failure(case: Case, call: Call) -> str:
     """Why ``call`` fails, if it does."""
-    if call.verdict in _FINE or reason(case):
+    if call.verdict in _FINE or reason(case, call):
         return ""
     return f"{call.verdict}: {call.detail}"
 
 
-def reason(case: Case) -> str:
-    """Why ``case`` may differ: a reason is given for its road in its state, or in any."""
-    road = str(case.road)
-    return MAY_DIFFER.get((road, case.state.name)) or MAY_DIFFER.get((road, "any"), "")
+def reason(case: Case, call: Call) -> str:
+    """Why ``call`` may differ, if it may."""
+    what = f"{case} called as ({call.pattern})"
+    return next((known.reason for known in EXPECTED if known.covers(what, call.verdict, call.detail)), "")
 
 
 def tables(results: Results) -> list[Table]:

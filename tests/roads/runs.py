@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ Way = Callable[[State], AbstractContextManager[Lms | None]]
 
 
 _RAISED = "the error"
-_POISON = 0x5A
+_numbers = count()
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
 
@@ -106,6 +107,7 @@ def _look(
             looked_at.append((what, error_text(error)))
 
     result: Any = None
+    poison()
     try:
         result = _meant(road, _call(road, pattern, x, names), x)
         looked_at.append(("result", f"{type(result).__name__}{' x itself' if result is x else ''}"))
@@ -131,9 +133,15 @@ def evict_and_poison(lms: Lms | None) -> None:
     """Nothing that is not in use stays, and the memory given back is used by others."""
     if lms is not None:
         lms.reclaim()
+    poison()
+
+
+def poison() -> None:
+    """Fill free memory, with another number each time: what is read from it equals nothing."""
+    number = next(_numbers) % 255 + 1
     blocks = [(_libc.malloc(size), size) for size in range(64, 384, 16) for _ in range(3)]
     for address, size in blocks:
-        ctypes.memset(address, _POISON, size)
+        ctypes.memset(address, number, size)
     for address, _ in blocks:
         _libc.free(ctypes.c_void_p(address))
 

@@ -100,6 +100,7 @@ class State:
 STATES = {
     state.name: state
     for state in (
+        State("away", made),
         State("unseen", unseen, prepare=_leave),
         State("foreign", _foreign, prepare=_leave, is_first_only=True),
         State("before", unseen, inside=False, prepare=_leave),
@@ -107,7 +108,6 @@ STATES = {
             "parameter before", lambda: torch.nn.Parameter(unseen()), inside=False, prepare=_leave, is_first_only=True
         ),
         State("fetched", made, prepare=_fetch, limit=MIB, is_first_only=True),
-        State("away", made),
         State("view", _view, is_first_only=True),
         State("parameter", lambda: torch.nn.Parameter(made()), is_first_only=True),
         State("subclass", lambda: made().as_subclass(Plain), is_first_only=True),

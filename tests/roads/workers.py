@@ -20,6 +20,7 @@ from tests.roads.observe import error_text
 from torch_lms.capture import compiled
 
 _SECONDS_PER_CASE = 60
+_SECONDS_BETWEEN_LOOKS = 5
 _CHANGING_THE_PROCESS = "set_", "use_deterministic", "autocast_"
 """Functions whose effect outlives the call: the next case gets a process that has not seen it."""
 
@@ -47,7 +48,7 @@ class _Worker:
         self.answers.send(number)
 
     def hear(self) -> list[Call] | None:
-        """The verdict, or None if it is still at work. To be asked when ``answers`` has something, or time has passed."""
+        """The verdict, or None if it is still at work."""
         try:
             while self.answers.poll():
                 message = self.answers.recv()
@@ -80,9 +81,10 @@ class _Worker:
         return code
 
     def close(self) -> None:
-        """End it."""
-        self.answers.close()
+        """End it. That our end is closed it would not notice: its siblings inherited a copy."""
+        self.answers.send(None)
         self._process.join()
+        self.answers.close()
 
 
 def verdicts(cases: list[Case], workers: int) -> Iterator[tuple[Case, list[Call]]]:
@@ -93,24 +95,30 @@ def verdicts(cases: list[Case], workers: int) -> Iterator[tuple[Case, list[Call]
 
 
 def _dealt(cases: list[Case], workers: int, folder: str) -> Iterator[tuple[Case, list[Call]]]:
-    waiting = iter(range(len(cases)))
-    busy: list[_Worker] = []
-    for number, _ in zip(waiting, range(workers), strict=False):
-        busy.append(_Worker(cases, folder))
-        busy[-1].begin(number)
-    while busy:
-        wait([worker.answers for worker in busy], timeout=1.0)
-        for worker in list(busy):
+    """All cases of a road go to one worker, which looks for ways to call it only once."""
+    roads = {road: number for number, road in enumerate(dict.fromkeys(case.road for case in cases))}
+    waiting: dict[_Worker, Iterator[int]] = {}
+    for share in range(workers):
+        its = iter([number for number, case in enumerate(cases) if roads[case.road] % workers == share])
+        _begin_next(_Worker(cases, folder), its, waiting)
+    while waiting:
+        wait([worker.answers for worker in waiting], timeout=1.0)
+        for worker, its in list(waiting.items()):
             calls = worker.hear()
-            if calls is None:
-                continue
-            yield cases[worker.number], calls
-            number = next(waiting, None)
-            if number is None:
-                busy.remove(worker)
-                worker.close()
-            else:
-                worker.begin(number)
+            if calls is not None:
+                yield cases[worker.number], calls
+                _begin_next(worker, its, waiting)
+
+
+def _begin_next(worker: _Worker, its: Iterator[int], waiting: dict[_Worker, Iterator[int]]) -> None:
+    """Have ``worker`` begin the next of its cases; it ends after the last."""
+    number = next(its, None)
+    if number is None:
+        waiting.pop(worker, None)
+        worker.close()
+    else:
+        waiting[worker] = its
+        worker.begin(number)
 
 
 def _import_all() -> None:
@@ -123,10 +131,13 @@ def _import_all() -> None:
 def _work(answers: Connection, cases: list[Case], folder: str) -> None:
     os.chdir(folder)  # some roads write files, named as the patterns say
     quiet()
+    parent = os.getppid()
     while True:
-        try:
-            number = answers.recv()
-        except EOFError:
+        while not answers.poll(_SECONDS_BETWEEN_LOOKS):
+            if os.getppid() != parent:
+                os._exit(1)
+        number = answers.recv()
+        if number is None:
             os._exit(0)
         case = cases[number]
         try:
