@@ -64,7 +64,7 @@ def _tensor(value: torch.Tensor) -> Any:
             return [head, _tensor(value.to_dense())]
         if value.layout is not torch.strided:
             return [head, *map(_tensor, tensors_among([value]))]
-        return [head, f"strides {value.stride()}", value.detach().clone()]
+        return [head, f"strides {value.stride()}", value.clone()]
 
 
 def digest(observation: Any) -> str:

@@ -56,7 +56,17 @@ def _lazy_array(x: torch.Tensor) -> Any:
     return array
 
 
+def _array_of_trained(x: torch.Tensor) -> Any:
+    """An array that shares a parameter's memory must show what the optimizer does."""
+    parameter = torch.nn.Parameter(x.detach())
+    array = parameter.detach().numpy()
+    parameter.grad = torch.ones(4, 4)
+    torch.optim.SGD([parameter], lr=0.5).step()
+    return array, parameter
+
+
 _NUMPY = {
+    "numpy() of a parameter, then a step": _array_of_trained,
     "np.asarray": lambda x: np.asarray(x.detach()),
     "np.array": lambda x: np.array(x.detach()),
     "np.array of a list": lambda x: np.array([x[0, 1], x[2, 3]]),
