@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from tests.roads.judge import Call, Case, all_cases
-from tests.roads.report import failure, tables
+from tests.roads.report import failure, reasons, tables
 from tests.roads.workers import verdicts
 
 
@@ -41,6 +41,8 @@ def main(match: str, every: int, workers: int, output: Path | None) -> None:
                 console.print(f"{case} called as ({call.pattern}): {problem}", markup=False, soft_wrap=True)
     for table in tables(results):
         console.print(table)
+    for line in reasons(results):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
     if output is not None:
         output.write_text("".join(_lines(results)))
     sys.exit(any(failure(case, call) for case, calls in results for call in calls))

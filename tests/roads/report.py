@@ -27,6 +27,17 @@ def reason(case: Case, call: Call) -> str:
     return next((known.reason for known in EXPECTED if known.covers(what, call.verdict, call.detail)), "")
 
 
+def reasons(results: Results) -> list[str]:
+    """Why calls were left out, or may differ, and how many."""
+    counts = Counter(
+        call.detail if call.verdict == "excluded" else reason(case, call)
+        for case, calls in results
+        for call in calls
+        if call.verdict not in ("equal", "raised")
+    )
+    return [f"{number:,} calls: {text}" for text, number in counts.most_common() if text]
+
+
 def tables(results: Results) -> list[Table]:
     """What was called, by family and by state; and where the differences are."""
     return [
@@ -59,11 +70,17 @@ def _kind(case: Case, call: Call) -> str:
 
 
 def _matrix(results: Results) -> Table:
-    states = list(dict.fromkeys(case.state.name for case, _ in results))
+    """Families and states in which there is a difference."""
     failed = Counter(
         (case.road.family, case.state.name) for case, calls in results for call in calls if failure(case, call)
     )
-    shown = Table("differences and crashes", *(state.replace(" ", "\n") for state in states))
-    for family in dict.fromkeys(case.road.family for case, _ in results):
-        shown.add_row(family, *(str(failed[family, state] or "") for state in states))
+    families = list(
+        dict.fromkeys(case.road.family for case, _ in results if case.road.family in {f for f, _ in failed})
+    )
+    shown = Table("differences and crashes", *families)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for state in dict.fromkeys(case.state.name for case, _ in results):
+        if any(failed[family, state] for family in families):
+            shown.add_row(state, *(str(failed[family, state] or "") for family in families))
     return shown
