@@ -15,8 +15,9 @@ from unittest import mock
 
 from torch_lms.cli import plan_answer
 from torch_lms.cli.plan_answer import Question, largest
-from torch_lms.cli.plan_target import Setting, find
-from torch_lms.machine import calibration_for, load
+from torch_lms.cli.plan_target import Setting, Target, find
+from torch_lms.machine import Calibration, Machine, calibration_for, load
+from torch_lms.trace import Trace
 
 WORKLOADS = {"deeplabv3plus": 2, "googlenet": 8, "gpt": 1, "gscnn": 2, "resnet50": 1, "unet3d": 1}
 """And the batch with which the largest size is looked for."""
@@ -52,7 +53,7 @@ class Row(NamedTuple):
 def rows(what: str, workloads: Sequence[str], machines: Sequence[str], starts: int) -> Iterator[Row]:
     """One after the other."""
     for workload in workloads:
-        with _remembered("trace"), _remembered("forecast"):
+        with _remembered("trace", _of_step), _remembered("forecast", _of_machine):
             for machine in machines:
                 yield _row(what, workload, machine, starts)
 
@@ -71,21 +72,29 @@ def _row(what: str, workload: str, name: str, starts: int) -> Row:
     return Row(workload, name, answers, fits)
 
 
-def _remembered(name: str) -> Any:
-    """The function of that name that answers call, asked once for the same."""
+def _remembered(name: str, key: Callable[..., Any]) -> Any:
+    """The function of that name that answers call: asked once for arguments with the same key."""
     function: Callable[..., Any] = getattr(plan_answer, name)
-    known: dict[str, tuple[tuple[Any, ...], Any]] = {}
+    known: dict[Any, Any] = {}
 
     def ask(*args: Any, **kwargs: Any) -> Any:
-        key = " ".join(str(id(arg)) if name == "forecast" else repr(arg) for arg in args) + repr(kwargs)
-        if key not in known:
-            known[key] = args, _outcome(function, args, kwargs)  # keeps what the ids are of
-        outcome = known[key][1]
+        asked = key(*args)
+        if asked not in known:
+            known[asked] = args, _outcome(function, args, kwargs)  # with what an id is of
+        outcome = known[asked][1]
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     return mock.patch.object(plan_answer, name, ask)
+
+
+def _of_step(name: str, target: Target, setting: Setting) -> str:
+    return repr(setting)
+
+
+def _of_machine(trace: Trace, machine: Machine, calibration: Calibration) -> tuple[int, str]:
+    return id(trace), machine.name
 
 
 def _outcome(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests import plan_starts
 from torch_lms.cli.main import group
 from torch_lms.cli.plan_target import Setting, find, trace
 from torch_lms.machine import Disk, load, text_of
@@ -217,6 +218,13 @@ def test_one_answer_from_any_start(
     found = [asked(tmp_path, *search, f"--{what}", str(start))[0] for start in starts]
     assert {(one["max_without"], one["max_with"]) for one in found} == {(without, with_lms)}
     assert all(one["fits_with"] for one in found)
+
+
+@pytest.mark.parametrize(("workload", "machine"), [("gpt", "rtx4090-24gb"), ("resnet50", "ac922-v100-32gb")])
+def test_one_answer_of_workloads(workload: str, machine: str) -> None:
+    """A sample of `python -m tests.plan_starts`."""
+    (row,) = plan_starts.rows("size", [workload], [machine], starts=4)
+    assert row.is_one, row
 
 
 def test_a_search_without_a_start_begins_at_the_targets_own(tmp_path: Path, small_machine: str) -> None:

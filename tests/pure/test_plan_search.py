@@ -58,6 +58,20 @@ def test_needs_that_jump_up_and_down_give_one_answer() -> None:
         assert 3000 * 0.99 <= found < 6000
 
 
+def test_what_fits_wherever_another_does_is_told_no_less() -> None:
+    """As a step with LMS does, whose search begins at the answer without; however either jumps."""
+    for seed in range(200):
+
+        def stock(value: int, seed: int = seed) -> bool:
+            return value < 5000 and hash((value, seed)) % 3 > 0
+
+        def paged(value: int, seed: int = seed, stock: Callable[[int], bool] = stock) -> bool:
+            return stock(value) or (value < 9000 and hash((value, seed, 1)) % 4 == 0)
+
+        without = largest_that_fits(stock, 1, 64)
+        assert largest_that_fits(paged, 1, without) >= without
+
+
 def test_few_values_are_tried() -> None:
     """From a thousandth and from a thousand times the answer: ten doublings or halvings, and eight halves."""
     for start in (13, 13_000, 13_000_000):

@@ -157,9 +157,9 @@ def largest(question: Question, what: str, machine: Machine, calibration: Calibr
         return paged(value) and told(value).forecast.fits_with
 
     without = search.largest(lambda value: may(value, "none"))
-    with_lms = search.largest(paged, at_least=without)
+    with_lms = search.largest(paged, beginning=without)
     if with_lms and not simulated(with_lms):  # takes seconds: asked of one value, as long as that fits
-        with_lms = search.largest(simulated, at_least=without)
+        with_lms = search.largest(simulated, beginning=without)
     if not with_lms:
         raise UsageError(
             f"{question.name} does not fit on {machine.name} at any {what}: even {search.least} needs more than "
@@ -216,8 +216,8 @@ class _Search:
         """Of what was tried and not refused."""
         return min(value for value, traced in self._known.items() if traced is not None)
 
-    def largest(self, fits: Callable[[int], bool], at_least: int = 0) -> int:
-        """The largest value that ``fits``, 0 if none does; no less than ``at_least`` if that does."""
+    def largest(self, fits: Callable[[int], bool], beginning: int = 0) -> int:
+        """The largest value that ``fits``, 0 if none does; it is looked for around ``beginning`` first."""
 
         def is_not_too_large(value: int) -> bool:
             if value > _MOST:
@@ -227,9 +227,8 @@ class _Search:
                 )
             return fits(value) if self._takes(value) else value < self._start
 
-        found = largest_that_fits(is_not_too_large, self._granule, at_least or self._start)
-        found = found if found and self._takes(found) else 0
-        return at_least if found < at_least and fits(at_least) else found
+        found = largest_that_fits(is_not_too_large, self._granule, beginning or self._start)
+        return found if found and self._takes(found) else 0
 
     def _takes(self, value: int) -> bool:
         if value not in self._known:

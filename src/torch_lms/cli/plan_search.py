@@ -14,7 +14,8 @@ def largest_that_fits(fits: Callable[[int], bool], granule: int, start: int) -> 
     """The largest multiple of ``granule`` that fits, to a 256th; 0 if none does.
 
     Only powers of two times ``granule`` are tried, then halves of what lies between the last of them that fits and the
-    next. So ``start`` decides how many tries it takes, and nothing else.
+    next. So ``start`` decides how many tries it takes, and nothing else. What fits more values from there is never told
+    less, for it goes up at each try at which the other did.
     """
     power = 1 << (max(1, start // granule).bit_length() - 1)
     while power and not fits(power * granule):
