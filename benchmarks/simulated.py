@@ -100,6 +100,8 @@ def _point(workload: str, step: Traced, machine: Machine, calibration: Calibrati
         forecast(step.trace, machine, calibration, items=step.items, policy=policy, limit=limit)
         for policy in ("planned", "planned-moves")
     )
+    assert ours.overhead is not None  # there is room for all below
+    assert moves.overhead is not None
     least_s = bound_seconds(work, limit, _speeds(machine))
     return Point(
         workload,

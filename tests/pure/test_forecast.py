@@ -1,4 +1,4 @@
-"""What a forecast adds for LMS's own work."""
+"""What a forecast adds for LMS's own work, what it takes a limit for, and what it leaves open."""
 
 from dataclasses import replace
 
@@ -6,27 +6,49 @@ import pytest
 from made_traces import THERE_AND_BACK
 
 from torch_lms.machine import KINDS, Calibration, Disk, Efficiency, Machine, load
-from torch_lms.planner import Forecast, forecast
+from torch_lms.planner import POLICIES, Forecast, forecast, may_fit
 from torch_lms.trace import Trace, Work
 
 GPU = load("ac922-v100-16gb")
 CPU = replace(GPU, link=None, disk=Disk(1e15, 1e15, 1 << 50))
 UNMEASURED = Calibration("", dict.fromkeys(KINDS, Efficiency(1.0, 1.0)), 0.1, "made up")
 LAUNCHES = 3
+SIMULATED = (
+    *("host_bytes", "disk_bytes", "step_s", "overhead", "data_rate", "gpu_use", "link_use", "d2h_bytes", "h2d_bytes"),
+    *("d2h_bytes_per_s", "h2d_bytes_per_s", "recomputed_bytes", "efficiency", "step_s_low", "step_s_high", "timeline"),
+)
 
 
-def told(machine: Machine, op_s: float, policy: str = "planned", limit: int = 20, **paging: float) -> Forecast:
+def step(op_s: float, workspaces: tuple[int, ...] = (0,) * 5) -> Trace:
     """Of five operations, each of which takes ``op_s``, the two smaller ones after it and their launches included."""
     work = Work("copy", "float32", 0, int(op_s * GPU.accelerator.memory_bytes_per_s), launches=LAUNCHES)
-    ops = (op._replace(work=work, is_repeatable=False) for op in THERE_AND_BACK.ops)
-    trace = Trace(THERE_AND_BACK.pages, tuple(ops))
+    ops = (
+        op._replace(work=work._replace(workspace_bytes=nbytes), is_repeatable=False)
+        for op, nbytes in zip(THERE_AND_BACK.ops, workspaces, strict=True)
+    )
+    return Trace(THERE_AND_BACK.pages, tuple(ops))
+
+
+def told(machine: Machine, op_s: float, policy: str = "planned", limit: int | None = 20, **paging: float) -> Forecast:
+    """Of ``step``."""
     calibration = replace(UNMEASURED, **paging)
-    return forecast(trace, machine, calibration, items=1, policy=policy, limit=limit)
+    return forecast(step(op_s), machine, calibration, items=1, policy=policy, limit=limit)
+
+
+def seconds_of(found: Forecast) -> float:
+    assert found.step_s is not None
+    return found.step_s
+
+
+def holding(nbytes: int, host_bytes: int = 1000) -> Machine:
+    """A GPU with room for so much, the allocator's waste included."""
+    accelerator = replace(GPU.accelerator, memory_bytes=nbytes, reserved_bytes=0)
+    return replace(GPU, accelerator=accelerator, host_bytes=host_bytes)
 
 
 def test_a_processor_does_operations_and_python_in_turns() -> None:
     plain, paged = (told(CPU, 1.0, paging_op_s=seconds) for seconds in (0.0, 0.1))
-    assert paged.step_s - plain.step_s == pytest.approx(0.1 * LAUNCHES * 5)
+    assert seconds_of(paged) - seconds_of(plain) == pytest.approx(0.1 * LAUNCHES * 5)
     assert paged.step_s_unlimited == plain.step_s_unlimited
 
 
@@ -39,11 +61,76 @@ def test_beside_a_device_python_counts_when_it_is_no_longer_ahead(op_s: float, b
 
 def test_memory_that_was_given_back_has_to_be_given_anew() -> None:
     plain, paged = (told(CPU, 1.0, paging_byte_s=seconds) for seconds in (0.0, 0.01))
-    assert plain.h2d_bytes > 0
-    assert paged.step_s - plain.step_s == pytest.approx(0.01 * plain.h2d_bytes)
+    assert plain.h2d_bytes
+    assert seconds_of(paged) - seconds_of(plain) == pytest.approx(0.01 * plain.h2d_bytes)
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("none", 20), ("planned", 40), ("swap-all", 20)])
 def test_none_of_that_without_lms_or_while_all_fits(policy: str, limit: int) -> None:
     plain = told(CPU, 1.0, policy, limit)
     assert told(CPU, 1.0, policy, limit, paging_op_s=0.1, paging_byte_s=0.0) == plain
+
+
+@pytest.mark.parametrize("machine", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "none"])
+def test_with_limit_0_all_leaves_that_is_not_in_use(policy: str, machine: Machine) -> None:
+    """As at run time: pages are those of the operation that runs, and it runs."""
+    found = told(machine, 1.0, policy, limit=0)
+    assert (found.fits_with, found.limit_bytes) == (True, 0)
+    assert found.d2h_bytes
+    assert found.h2d_bytes
+    if policy in ("planned", "planned-moves", "reactive"):
+        assert found.timeline is not None
+        assert max(level.resident for level in found.timeline.levels) <= 20
+
+
+def test_a_limit_below_what_an_operation_needs_moves_more_than_one_above() -> None:
+    none, half, whole = (told(GPU, 1.0, limit=limit) for limit in (0, 15, 20))
+    assert none.d2h_bytes is not None
+    assert half.d2h_bytes is not None
+    assert whole.d2h_bytes is not None
+    assert none.d2h_bytes >= half.d2h_bytes >= whole.d2h_bytes > 0
+
+
+def test_a_device_without_room_for_an_operation_is_no_limit_of_0() -> None:
+    for limit in (None, 0):
+        found = forecast(step(1.0), holding(19), UNMEASURED, items=1, limit=limit)
+        assert not found.fits_with
+        assert "alone needs 20 B of the device's 19 B" in found.advice
+
+
+def test_nothing_is_told_of_a_step_that_does_not_fit() -> None:
+    operation = forecast(step(1.0), holding(19), UNMEASURED, items=1)
+    host = forecast(step(1.0), holding(22, host_bytes=5), UNMEASURED, items=1)
+    stock = forecast(step(1.0), holding(22), UNMEASURED, items=1, policy="none")
+    for found, why in ((operation, "alone needs"), (host, "the tiers below"), (stock, "without LMS")):
+        assert why in found.advice
+        assert not found.fits_with
+        assert [name for name in SIMULATED if getattr(found, name) is not None] == []
+        assert found.step_s_unlimited > found.ideal_step_s * 0.999
+
+
+def test_where_nothing_had_to_move_the_bytes_are_0_and_speeds_unknown() -> None:
+    found = told(GPU, 1.0, limit=None)
+    assert found.fits_without
+    assert found.d2h_bytes == found.h2d_bytes == found.recomputed_bytes == found.host_bytes == found.disk_bytes == 0
+    assert found.link_use == found.overhead == 0.0
+    assert found.d2h_bytes_per_s is found.h2d_bytes_per_s is found.timeline is None
+
+
+def test_what_fits_without_lms_fits_with_it() -> None:
+    """Though the largest workspace, where least is alive, and all pages at once would not."""
+    trace = step(1.0, workspaces=(15, 0, 0, 0, 0))
+    machine = holding(37, host_bytes=1)
+    found = forecast(trace, machine, UNMEASURED, items=1)
+    assert found.fits_without
+    assert found.fits_with
+    assert found.d2h_bytes == 0
+    assert may_fit(trace, machine)
+
+
+@pytest.mark.parametrize(("nbytes", "host_bytes", "fits"), [(19, 1000, False), (22, 5, False), (22, 1000, True)])
+def test_what_may_fit_is_known_without_simulating_it(nbytes: int, host_bytes: int, fits: bool) -> None:
+    machine = holding(nbytes, host_bytes)
+    assert may_fit(step(1.0), machine) is fits
+    assert forecast(step(1.0), machine, UNMEASURED, items=1).fits_with is fits

@@ -1,6 +1,7 @@
 """``torch-lms plan``: will it fit, and how fast? Nothing is allocated, and nothing runs but the simulator."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import click
@@ -11,8 +12,9 @@ from torch_lms.cli.plan_answer import CHECKPOINT, Question, answer, largest
 from torch_lms.cli.plan_report import show
 from torch_lms.cli.plan_target import AMP, Setting, find, workload_names
 from torch_lms.machine import Calibration, Machine, calibration_for, load, names
-from torch_lms.planner import POLICIES
+from torch_lms.planner import POLICIES, Forecast
 from torch_lms.report import perfetto
+from torch_lms.timeline import Timeline
 from torch_lms.units import parse_bytes
 
 THIS = "this"
@@ -20,7 +22,11 @@ THIS = "this"
 
 @click.command()
 @click.argument("target", required=False)
-@click.option("--size", type=click.IntRange(1), help="Length of a side (default: the workload's own).")
+@click.option(
+    "--size",
+    type=click.IntRange(1),
+    help="Length of a side (default: the workload's own). With --max size: where to begin.",
+)
 @click.option("--batch", type=click.IntRange(1), help="Of one step, over all --gpus (default: the workload's own).")
 @click.option("--output-stride", type=int, help="Of deeplabv3plus: 8 or 16.")
 @click.option(
@@ -42,10 +48,12 @@ THIS = "this"
     show_default=True,
     help=f"Names, with commas between, or a file that ends in .toml. Known: {THIS}, {', '.join(names())}.",
 )
-@click.option("--limit", help="Of the device's memory: bytes, or as in 12GB, 11.5GiB, 80%.")
+@click.option(
+    "--limit", help="Of the device's memory: bytes, or as in 12GB, 11.5GiB, 80%; 0: all leaves that is not in use."
+)
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="Ranks of data-parallel training.")
 @click.option("--policy", type=click.Choice([*POLICIES, CHECKPOINT]), default="planned", show_default=True)
-@click.option("--max", "what", type=click.Choice(["size", "batch"]), help="Find the largest that fits.")
+@click.option("--max", "what", type=click.Choice(["size", "batch"]), help="Find the largest that fits, to a hundredth.")
 @click.option("--epochs", type=click.IntRange(1), help="With --samples: the hours in all.")
 @click.option("--samples", type=click.IntRange(1), help="Of the data set.")
 @click.option("--compare", is_flag=True, help="Set machines side by side, the fastest first.")
@@ -105,16 +113,22 @@ def command(
                 found = answer(question, machine, calibration)
             else:
                 found = largest(question, what, machine, calibration)
-            answers.append(found if epochs is None or samples is None else found.lasting(epochs, samples))
+            answers.append(found if epochs is None or samples is None else found.of_epochs(epochs, samples))
     if compare:
-        answers.sort(key=lambda answer: (not answer.forecast.fits_with, answer.forecast.step_s))
+        answers.sort(key=lambda answer: inf if answer.forecast.step_s is None else answer.forecast.step_s)
     show(console, target, answers)
     if json_to is not None:
         write_json([answer.plain() for answer in answers], json_to)
     if timeline_to is not None:
-        if (timeline := answers[0].forecast.timeline) is None:
-            raise click.ClickException("no timeline: nothing was moved; give a smaller --limit, or a larger size")
-        write_json(perfetto(timeline), timeline_to)
+        write_json(perfetto(_timeline(answers[0].forecast)), timeline_to)
+
+
+def _timeline(found: Forecast) -> Timeline:
+    if not found.fits_with:
+        raise click.ClickException(f"no timeline: {found.advice}")
+    if found.timeline is None:
+        raise click.ClickException("no timeline: nothing was moved; give a smaller --limit, or a larger size")
+    return found.timeline
 
 
 def _validate(json_to: JsonTarget | None) -> None:

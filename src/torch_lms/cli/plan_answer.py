@@ -2,28 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from math import log
+from functools import cache
 from typing import Any
 
-from torch_lms.cli.plan_target import Setting, Target, Traced, trace
-from torch_lms.errors import UsageError
+from torch_lms.cli.plan_search import largest_that_fits
+from torch_lms.cli.plan_target import Setting, Target, Traced, own_value, trace
+from torch_lms.errors import LmsError, UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import Forecast, Need, below_bytes, forecast, within
-from torch_lms.trace import demand_curve
+from torch_lms.planner import Forecast, forecast, may_fit, within
 
 CHECKPOINT = "checkpoint"
 """A policy that changes the step itself: blocks are checkpointed, and nothing moves."""
 
-_PRECISION = 0.01
-"""Of the largest size or batch, where finer steps are possible."""
+_POWERS_ABOVE = 4
+"""That are tried to begin with where a target refuses what is asked for and its own: both may be too small, or odd."""
 
-_MOST_TRIES = 40
-
-_LEAST_POWER = 0.25
-"""With which a step grows."""
-
-_JUST_ABOVE = 1.004
-"""Guesses are tried from above and below in turn: one that fits is followed by one that is a little larger."""
+_MOST = 1 << 40
+"""What no size or batch exceeds: a step that fits with it needs the same with any."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,11 @@ class Question:
     setting: Setting
     policy: str
     limit: int | None
+
+    @property
+    def planners_policy(self) -> str:
+        """That of the planner."""
+        return "none" if self.policy == CHECKPOINT else self.policy
 
     def traced(self) -> Traced:
         """The step."""
@@ -64,6 +64,19 @@ class Largest:
 
 
 @dataclass(frozen=True)
+class Lasting:
+    """How long a training takes; None if it does not fit.
+
+    Attributes:
+        epoch_s: seconds of an epoch.
+        total_h: hours of all.
+    """
+
+    epoch_s: float | None
+    total_h: float | None
+
+
+@dataclass(frozen=True)
 class Answer:
     """A forecast, and what it is of.
 
@@ -72,22 +85,21 @@ class Answer:
         forecast: for one machine.
         traced: the step.
         largest: if that was asked for.
-        epoch_s: seconds of an epoch, if its samples are known.
-        total_h: hours of all epochs.
+        lasting: the same.
     """
 
     setting: Setting
     forecast: Forecast
     traced: Traced
     largest: Largest | None = None
-    epoch_s: float | None = None
-    total_h: float | None = None
+    lasting: Lasting | None = None
 
-    def lasting(self, epochs: int, samples: int) -> "Answer":
+    def of_epochs(self, epochs: int, samples: int) -> "Answer":
         """The same, with the hours in all."""
-        steps = samples / (self.traced.samples * self.setting.gpus)
-        epoch_s = steps * self.forecast.step_s
-        return replace(self, epoch_s=epoch_s, total_h=epochs * epoch_s / 3600)
+        steps, step_s = samples / (self.traced.samples * self.setting.gpus), self.forecast.step_s
+        if step_s is None:
+            return replace(self, lasting=Lasting(None, None))
+        return replace(self, lasting=Lasting(steps * step_s, epochs * steps * step_s / 3600))
 
     def plain(self) -> dict[str, Any]:
         """For programs."""
@@ -95,8 +107,8 @@ class Answer:
         if self.largest is not None:
             found |= {"max_without": self.largest.without, "max_with": self.largest.with_lms}
             found |= {"factor": self.largest.factor}
-        if self.epoch_s is not None:
-            found |= {"epoch_s": self.epoch_s, "total_h": self.total_h}
+        if self.lasting is not None:
+            found |= {"epoch_s": self.lasting.epoch_s, "total_h": self.lasting.total_h}
         return found
 
 
@@ -111,7 +123,7 @@ def _answer(question: Question, traced: Traced, machine: Machine, calibration: C
         machine,
         calibration,
         items=traced.items,
-        policy="none" if question.policy == CHECKPOINT else question.policy,
+        policy=question.planners_policy,
         gpus=question.setting.gpus,
         limit=question.limit,
         gradient_bytes=traced.gradient_bytes,
@@ -122,66 +134,68 @@ def _answer(question: Question, traced: Traced, machine: Machine, calibration: C
 def largest(question: Question, what: str, machine: Machine, calibration: Calibration) -> Answer:
     """The largest "size" or "batch" that fits without LMS, and with it; the forecast is for the latter.
 
+    Where the policy moves nothing, both are the same.
+
     Raises:
-        UsageError: not even the least fits, or the target takes no such keyword.
+        UsageError: not even the least fits, whatever does, or the target takes no such keyword.
     """
     search = _Search(question, what)
-    gpus, usable = question.setting.gpus, machine.accelerator.usable_bytes
 
-    def need(traced: Traced) -> Need:
-        return within(traced.trace, usable, traced.gradient_bytes if gpus > 1 else 0)[1]
+    def may(value: int, policy: str) -> bool:
+        traced, gpus = search.traced(value), question.setting.gpus
+        limit, gradient_bytes = question.limit, traced.gradient_bytes
+        return may_fit(traced.trace, machine, policy=policy, gpus=gpus, limit=limit, gradient_bytes=gradient_bytes)
 
-    def stock(traced: Traced) -> float:
-        return need(traced).stock / usable
+    @cache
+    def told(value: int) -> Answer:
+        return _answer(search.at(value), search.traced(value), machine, calibration)
 
-    def paged(traced: Traced) -> float:
-        """The largest operation on the device, and the rest below it."""
-        away = max(0, demand_curve(traced.trace).demand_bytes - usable)
-        return max(need(traced).largest_op / usable, away / max(1, below_bytes(machine, gpus)))
+    def paged(value: int) -> bool:
+        return may(value, question.planners_policy)
 
-    without, with_lms = search.run(stock), search.run(paged)
+    def simulated(value: int) -> bool:
+        return paged(value) and told(value).forecast.fits_with
+
+    without = search.largest(lambda value: may(value, "none"))
+    with_lms = search.largest(paged, beginning=without)
+    if with_lms and not simulated(with_lms):  # takes seconds: asked of one value, as long as that fits
+        with_lms = search.largest(simulated, beginning=without)
     if not with_lms:
         raise UsageError(
             f"{question.name} does not fit on {machine.name} at any {what}: even {search.least} needs more than "
             f"{machine.accelerator.name} has"
         )
-    at = search.at(with_lms)
-    found = _answer(at, search.traced(with_lms), machine, calibration)
-    return replace(found, largest=Largest(what, without, with_lms))
+    return replace(told(with_lms), largest=Largest(what, without, with_lms))
 
 
 def largest_within(question: Question, what: str, nbytes: int) -> Largest:
     """The largest "size" or "batch" of a step that ``nbytes`` of device memory hold, below which there is room enough.
 
     Raises:
-        UsageError: the target takes no such keyword, or needs one to begin with.
+        UsageError: whatever there is fits, or the target takes no such keyword, or needs one to begin with.
     """
     search = _Search(question, what)
-    without = search.run(lambda traced: within(traced.trace, nbytes)[1].stock / nbytes)
-    return Largest(what, without, search.run(lambda traced: within(traced.trace, nbytes)[1].largest_op / nbytes))
+    without = search.largest(lambda value: within(search.traced(value).trace, nbytes)[1].stock <= nbytes)
+    with_lms = search.largest(lambda value: within(search.traced(value).trace, nbytes)[1].largest_op <= nbytes, without)
+    return Largest(what, without, with_lms)
 
 
 class _Search:
-    """By size or batch. What a step needs grows with it; every step is traced once."""
+    """By size or batch. Every step is traced once.
+
+    Some values the target refuses: what is too small for it, or too large, and what is no multiple of its granule.
+    """
 
     def __init__(self, question: Question, what: str) -> None:
         self._question, self._what = question, what
-        own, gpus = getattr(question.target, what, None), question.setting.gpus
-        start = getattr(question.setting, what) or (own and own * (gpus if what == "batch" else 1))
-        if start is None:
-            raise UsageError(f"--max {what} needs a --{what} to begin with: {question.name} has none of its own")
-        self._start: int = start
-        self._known: dict[int, Traced | None] = {start: self.at(start).traced()}  # refused here: refused for good
-        self._step = gpus if what == "batch" else self._granule()
-        self.least = self._step
-
-    def _granule(self) -> int:
-        """What sizes must be a multiple of, where the target says so."""
-        bounds = getattr(self._question.target, "bounds", None)
+        self._known: dict[int, Traced | None] = {}
+        gpus, bounds = question.setting.gpus, getattr(question.target, "bounds", None)
+        self._granule = gpus if what == "batch" else 1
+        if bounds is not None and what == "size":
+            self._granule = bounds(question.target.chosen(question.setting.options)).multiple  # type: ignore[attr-defined]
+        self._start = self._first_taken()
         if bounds is None:
-            return 1
-        chosen = self._question.target.chosen(self._question.setting.options)  # type: ignore[attr-defined]
-        return int(bounds(chosen).multiple)
+            self._granule = self._found_granule()
 
     def at(self, value: int) -> Question:
         """The question for that size or batch."""
@@ -190,48 +204,59 @@ class _Search:
         return replace(self._question, setting=changed)
 
     def traced(self, value: int) -> Traced:
-        found = self._try(value)
+        """The step with a value that the target takes."""
+        if self._known.get(value) is None:
+            self._known[value] = self.at(value).traced()
+        found = self._known[value]
         assert found is not None
         return found
 
-    def _try(self, value: int) -> Traced | None:
-        """None: the target refuses so small a one."""
+    @property
+    def least(self) -> int:
+        """Of what was tried and not refused."""
+        return min(value for value, traced in self._known.items() if traced is not None)
+
+    def largest(self, fits: Callable[[int], bool], beginning: int = 0) -> int:
+        """The largest value that ``fits``, 0 if none does; it is looked for around ``beginning`` first."""
+
+        def is_not_too_large(value: int) -> bool:
+            if value > _MOST:
+                raise UsageError(
+                    f"--max {self._what} expects a step that needs more with a larger {self._what}; that of "
+                    f"{self._question.name} fits with {value // 2}: ask without --max, or of what makes it larger"
+                )
+            return fits(value) if self._takes(value) else value < self._start
+
+        found = largest_that_fits(is_not_too_large, self._granule, beginning or self._start)
+        return found if found and self._takes(found) else 0
+
+    def _takes(self, value: int) -> bool:
         if value not in self._known:
             try:
-                self._known[value] = self.at(value).traced()
-            except UsageError:
+                self.traced(value)
+            except LmsError:
                 self._known[value] = None
-        return self._known[value]
+        return self._known[value] is not None
 
-    def run(self, share: Callable[[Traced], float]) -> int:
-        """The largest multiple of the granule of whose step ``share`` is at most 1, to a hundredth; 0 if none is.
+    def _first_taken(self) -> int:
+        """What is asked for, as a multiple of the granule; if the target refuses that, its own, else a power of two."""
+        asked, own = getattr(self._question.setting, self._what), own_value(self._question.target, self._what)
+        if own is not None and self._what == "batch":
+            own *= self._question.setting.gpus
+        if asked is None and own is None:
+            raise UsageError(
+                f"--max {self._what} needs a --{self._what} to begin with: {self._question.name} has none of its own"
+            )
+        given = [max(self._granule, value // self._granule * self._granule) for value in (asked, own) if value]
+        power = self._granule << (given[0] // self._granule).bit_length()
+        above = [power << n for n in range(_POWERS_ABOVE)]
+        below = [power >> n for n in range(1, power.bit_length())] if own is None else []
+        taken = next((value for value in (*given, *above, *below) if self._takes(value)), given[0])
+        self.traced(taken)  # if nothing is taken, the target says why
+        return taken
 
-        Guesses by how the share grew between the two tries nearest to 1.
-        """
-        step = self._step
-        tried: dict[int, float] = {}
-        value = max(step, self._start // step * step)
-        for _ in range(_MOST_TRIES):
-            found = self._try(value)
-            tried[value] = share(found) if found is not None else 0.0
-            low = max((one for one, part in tried.items() if part <= 1), default=0)
-            high = min((one for one, part in tried.items() if part > 1), default=0)
-            least = max(step, int(low * _PRECISION) // step * step)
-            if high and high - low <= least:
-                return low
-            value = max(low + least, self._guess(tried) // step * step)
-            if high and value > high - least:
-                value = max(low + step, (low + high) // 2 // step * step if high - low <= 2 * least else high - least)
-        return max((one for one, part in tried.items() if part <= 1), default=0)
-
-    def _guess(self, tried: dict[int, float]) -> int:
-        """Where the share would be 1, if it grows as a power of the size or batch."""
-        nearest = sorted((abs(log(part)), one) for one, part in tried.items() if part > 0)[:2]
-        if not nearest:
-            return 2 * max(tried)
-        power = 2.0 if self._what == "size" else 1.0
-        first = nearest[0][1]
-        if len(nearest) == 2:
-            second = nearest[1][1]
-            power = max(_LEAST_POWER, log(tried[first] / tried[second]) / log(first / second))
-        return int(max(1, first * tried[first] ** (-1 / power) * _JUST_ABOVE))
+    def _found_granule(self) -> int:
+        """Of a target that does not tell: the least divisor of a value that it takes that leads to another."""
+        start, base = self._start, self._granule
+        divisors = (part * base for part in range(1, start // base + 1) if start // base % part == 0)
+        return next((d for d in divisors if self._takes(start + d) or (start > d and self._takes(start - d))), start)

@@ -72,7 +72,9 @@ def _deeplab(stride: int, size: int, batch: int, gpus: int = 1) -> Setting:
 
 def _largest(name: str, what: str, machine: str, setting: Setting) -> tuple[int, int]:
     there = load(machine)
-    found = largest(Question(name, find(name), setting, "none", None), what, there, calibration_for(there.accelerator))
+    found = largest(
+        Question(name, find(name), setting, "planned", None), what, there, calibration_for(there.accelerator)
+    )
     assert found.largest is not None
     return found.largest.without, found.largest.with_lms
 
@@ -116,22 +118,22 @@ def _traced(name: str, setting: Setting) -> Traced:
 
 def _overhead(work: str, setting: str, published: str, share: float, steps: list[tuple[Traced, float]]) -> Row:
     then, ours = ([_rate(step, k, policy) for step, k in steps] for policy in ("tflms2", "planned"))
-    off = max((abs(-share - rate) for rate in then), default=0.0)
+    off = max((abs(-share - rate) for rate in then if rate is not None), default=0.0)
     return Row(work, setting, published, _shares(then), _shares(ours), f"{100 * off:.0f} points off at most")
 
 
-def _rate(step: Traced, k: float, policy: str) -> float:
-    """By how much the data rate changes."""
+def _rate(step: Traced, k: float, policy: str) -> float | None:
+    """By how much the data rate changes; None if it cannot be done."""
     machine = load(V100_32)
     limit = int(demand_curve(step.trace).demand_bytes / k)
     found = forecast(
         step.trace, machine, calibration_for(machine.accelerator), items=step.items, policy=policy, limit=limit
     )
-    return 1 / (1 + found.overhead) - 1
+    return None if found.overhead is None else 1 / (1 + found.overhead) - 1
 
 
-def _shares(rates: list[float]) -> str:
-    return ", ".join(f"{100 * rate:+.0f} %" for rate in rates)
+def _shares(rates: list[float | None]) -> str:
+    return ", ".join("does not fit" if rate is None else f"{100 * rate:+.0f} %" for rate in rates)
 
 
 def _machines() -> Iterator[Row]:
@@ -170,7 +172,7 @@ def _machines() -> Iterator[Row]:
 
 def _ratio(first: Forecast, second: Forecast) -> float | None:
     """Of the data rates; None where one of them cannot do it."""
-    return first.data_rate / second.data_rate if first.fits_with and second.fits_with else None
+    return first.data_rate / second.data_rate if first.data_rate and second.data_rate else None
 
 
 def _forecast(name: str, setting: Setting, policy: str, machine: Machine) -> Forecast:

@@ -1,6 +1,6 @@
 """Answers of `torch-lms plan` for people."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch_lms.cli.plan_answer import Answer
@@ -53,11 +53,6 @@ def _machine(answer: Answer) -> str:
 def _rows(answer: Answer) -> list[tuple[str, str]]:
     found = answer.forecast
     share = found.limit_bytes / found.largest_op_bytes if found.largest_op_bytes else 0.0
-
-    def fitting(told: str) -> str:
-        """There is no step of what does not fit."""
-        return told if found.fits_with else "-"
-
     rows = []
     if answer.largest is not None:
         largest = answer.largest
@@ -72,24 +67,38 @@ def _rows(answer: Answer) -> list[tuple[str, str]]:
         ("largest operation (W)", format_bytes(found.largest_op_bytes)),
         ("limit / W", f"{share:.2f}"),
         ("policy", found.policy),
-        ("step", fitting(format_seconds(found.step_s))),
-        ("  between", fitting(f"{format_seconds(found.step_s_low)} and {format_seconds(found.step_s_high)}")),
+        ("step", _told(found.step_s, format_seconds)),
+        ("  between", _between(found.step_s_low, found.step_s_high)),
         ("  without a limit", format_seconds(found.step_s_unlimited)),
         ("  ideal", format_seconds(found.ideal_step_s)),
-        ("overhead", fitting(f"{found.overhead:.1%}")),
-        ("efficiency", fitting(f"{found.efficiency:.0%}")),
-        ("data rate", fitting(f"{found.data_rate / 1e6:.3g} M/s")),
-        ("GPU use", fitting(f"{found.gpu_use:.0%}")),
-        ("link use", fitting(f"{found.link_use:.0%}")),
-        ("to the host, a step", f"{format_bytes(found.d2h_bytes)}"),
-        ("to the device, a step", f"{format_bytes(found.h2d_bytes)}"),
-        ("made again, a step", format_bytes(found.recomputed_bytes)),
-        ("host memory needed", format_bytes(found.host_bytes)),
-        ("disk needed", format_bytes(found.disk_bytes)),
+        ("overhead", _told(found.overhead, "{:.1%}".format)),
+        ("efficiency", _told(found.efficiency, "{:.0%}".format)),
+        ("data rate", _told(found.data_rate, _rate)),
+        ("GPU use", _told(found.gpu_use, "{:.0%}".format)),
+        ("link use", _told(found.link_use, "{:.0%}".format)),
+        ("to the host, a step", _told(found.d2h_bytes, format_bytes)),
+        ("to the device, a step", _told(found.h2d_bytes, format_bytes)),
+        ("made again, a step", _told(found.recomputed_bytes, format_bytes)),
+        ("host memory needed", _told(found.host_bytes, format_bytes)),
+        ("disk needed", _told(found.disk_bytes, format_bytes)),
     ]
-    if answer.epoch_s is not None and answer.total_h is not None:
-        rows += [("an epoch", fitting(format_seconds(answer.epoch_s))), ("in all", fitting(f"{answer.total_h:.1f} h"))]
+    if answer.lasting is not None:
+        rows += [("an epoch", _told(answer.lasting.epoch_s, format_seconds))]
+        rows += [("in all", _told(answer.lasting.total_h, "{:.1f} h".format))]
     return rows
+
+
+def _told(figure: float | None, form: Callable[[float], str]) -> str:
+    """Nothing is known of a step that does not fit."""
+    return "-" if figure is None else form(figure)
+
+
+def _between(low_s: float | None, high_s: float | None) -> str:
+    return "-" if low_s is None or high_s is None else f"{format_seconds(low_s)} and {format_seconds(high_s)}"
+
+
+def _rate(items_per_s: float) -> str:
+    return f"{items_per_s / 1e6:.3g} M/s"
 
 
 def _yes(fits: bool) -> str:

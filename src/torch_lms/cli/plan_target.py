@@ -146,6 +146,13 @@ def _module(where: str) -> ModuleType:
         raise UsageError(f"importing {where!r} failed: {_told(error)}") from error
 
 
+def own_value(target: Target, keyword: str) -> int | None:
+    """Its ``size`` or ``batch`` where none is asked for: an attribute, or the keyword's default; None if not known."""
+    parameter = inspect.signature(target).parameters.get(keyword)
+    own = getattr(target, keyword, None if parameter is None else parameter.default)
+    return own if isinstance(own, int) and own > 0 else None
+
+
 def trace(name: str, target: Target, setting: Setting) -> Traced:
     """A step of ``target`` on one of ``setting.gpus`` devices, the others' being like it. Takes no memory to speak of.
 

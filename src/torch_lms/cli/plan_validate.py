@@ -127,9 +127,12 @@ def validate(console: "Console") -> Validation:
         ):
             _print(console, f"Time: a step here, {name}", ("case", "predicted", "measured", "error"))
             for case in TIME:
-                compared = _timed(case, share, *here)
-                into.append(compared)
-                _row(console, compared, format_seconds)
+                timed = _timed(case, share, *here)
+                if timed is None:
+                    _line(console, (str(case), "does not fit", "-", "-"))
+                    continue
+                into.append(timed)
+                _row(console, timed, format_seconds)
             _summary(console, into)
     headings = ("work", "setting", "published", "simulated, policy of its day", "ours", "remark")
     _print(console, "What was published", headings)
@@ -156,6 +159,8 @@ def _row(console: "Console", compared: Compared, shown: Callable[[float], str]) 
 
 
 def _summary(console: "Console", compared: Sequence[Compared]) -> None:
+    if not compared:
+        return
     errors = [abs(one.error) for one in compared]
     told = f"error: median {100 * median(errors):.1f} %, worst {100 * max(errors):.1f} %, {len(errors)} cases"
     console.print(f"\n{told}", markup=False)
@@ -175,12 +180,13 @@ def _measured_demand(case: Case) -> int:
         return lms.stats().demand_bytes
 
 
-def _timed(case: Case, oversubscription: int, machine: Machine, calibration: Calibration) -> Compared:
+def _timed(case: Case, oversubscription: int, machine: Machine, calibration: Calibration) -> Compared | None:
+    """None: it does not fit here."""
     traced = trace(case.workload, find(case.workload), case.setting)
     limit = demand_curve(traced.trace).demand_bytes // oversubscription if oversubscription else None
     policy = "planned" if oversubscription else "none"
     told = forecast(traced.trace, machine, calibration, items=traced.items, policy=policy, limit=limit)
-    return Compared(str(case), told.step_s, _measured_s(case, limit))
+    return None if told.step_s is None else Compared(str(case), told.step_s, _measured_s(case, limit))
 
 
 def _measured_s(case: Case, limit: int | None) -> float:

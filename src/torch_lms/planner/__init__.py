@@ -3,7 +3,7 @@
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
-from torch_lms.planner.forecast import POLICIES, Forecast, Need, below_bytes, forecast, within
+from torch_lms.planner.forecast import POLICIES, Forecast, Need, forecast, may_fit, within
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.remakes import Makers
@@ -19,13 +19,13 @@ __all__ = [
     "Rules",
     "Speeds",
     "Walker",
-    "below_bytes",
     "bound_seconds",
     "choose",
     "floor_bytes",
     "forecast",
     "gaps_of",
     "make_plan",
+    "may_fit",
     "moved_out",
     "optimum_bytes",
     "within",

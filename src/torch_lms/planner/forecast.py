@@ -45,27 +45,31 @@ _OURS = Rival(None, keeps_copies=True)
 class Forecast:
     """Of one step on one machine. Bytes and speeds are those of one device, the data rate that of all.
 
+    What stands behind ``advice`` is of the step as it would run, and None where it does not fit: it has none.
+    Where it fits and nothing has to move, that is known: bytes, ``overhead`` and ``link_use`` are 0. But no copy was
+    simulated, so speeds of copies and the timeline are None.
+
     Attributes:
         machine, gpus, policy: as asked for.
         demand_bytes: the most that a step holds at once, without a limit.
-        limit_bytes: what pages may occupy.
+        limit_bytes: what pages may occupy, but for those of the operation that runs.
         largest_op_bytes: W, what the largest operation needs at once.
         binding_op: its name: it bounds the size.
         fits_without, fits_with: without LMS, and with.
+        step_s_unlimited: seconds, if the device had memory enough.
+        ideal_step_s: at the peaks of the device, without a limit.
+        advice: what binds, and what would lift it.
         host_bytes, disk_bytes: needed there.
         step_s: seconds.
-        step_s_unlimited: if the device had memory enough.
-        overhead: the share by which ``step_s`` exceeds it.
+        step_s_low, step_s_high: by the error of the calibration.
+        overhead: the share by which ``step_s`` exceeds ``step_s_unlimited``.
+        efficiency: of ``ideal_step_s``, the share that ``step_s`` reaches.
         data_rate: items (pixels, voxels, tokens) per second.
         gpu_use: share of the step in which operations ran.
         link_use: share of the step in which the busier direction of the link was.
-        d2h_bytes, h2d_bytes: moved; ``..._per_s`` while the direction was busy.
+        d2h_bytes, h2d_bytes: moved; ``..._per_s`` while the direction was busy, None if it never was.
         recomputed_bytes: of what was made again.
-        ideal_step_s: at the peaks of the device, without a limit.
-        efficiency: of that, the share that ``step_s`` reaches.
-        step_s_low, step_s_high: by the error of the calibration.
-        advice: what binds, and what would lift it.
-        timeline: of the simulated step; None if nothing had to be moved.
+        timeline: of the simulated step.
     """
 
     machine: str
@@ -77,24 +81,24 @@ class Forecast:
     binding_op: str
     fits_without: bool
     fits_with: bool
-    host_bytes: int
-    disk_bytes: int
-    step_s: float
     step_s_unlimited: float
-    overhead: float
-    data_rate: float
-    gpu_use: float
-    link_use: float
-    d2h_bytes: int
-    h2d_bytes: int
-    d2h_bytes_per_s: float
-    h2d_bytes_per_s: float
-    recomputed_bytes: int
     ideal_step_s: float
-    efficiency: float
-    step_s_low: float
-    step_s_high: float
     advice: str
+    host_bytes: int | None = None
+    disk_bytes: int | None = None
+    step_s: float | None = None
+    step_s_low: float | None = None
+    step_s_high: float | None = None
+    overhead: float | None = None
+    efficiency: float | None = None
+    data_rate: float | None = None
+    gpu_use: float | None = None
+    link_use: float | None = None
+    d2h_bytes: int | None = None
+    h2d_bytes: int | None = None
+    d2h_bytes_per_s: float | None = None
+    h2d_bytes_per_s: float | None = None
+    recomputed_bytes: int | None = None
     timeline: Timeline | None = None
 
 
@@ -142,6 +146,74 @@ def _held(nbytes: int) -> int:
     return int(nbytes * (1 + FRAGMENTATION))
 
 
+@dataclass(frozen=True)
+class _Room:
+    """What a step asks of a device, and what it gets.
+
+    Attributes:
+        trace: the step as it is done there: large operations in parts, if they must be.
+        need: of it.
+        demand: the most bytes of pages at once, without a limit.
+        limit: what pages may occupy, but for those of the operation that runs.
+        usable: what the device has.
+        others: bytes that are there all the time and no pages.
+    """
+
+    trace: Trace
+    need: Need
+    demand: int
+    limit: int
+    usable: int
+    others: int
+
+    @classmethod
+    def of(cls, trace: Trace, machine: Machine, limit: int | None, others: int, in_parts: bool = True) -> "_Room":
+        """``limit``: as asked for; by default all that the device has beside ``others`` and workspaces."""
+        need, usable = need_of(trace, others), machine.accelerator.usable_bytes
+        demand = demand_curve(trace).demand_bytes
+        most = max(0, int(usable / (1 + FRAGMENTATION)) - need.workspace - others)
+        if need.stock <= usable:
+            most = max(most, demand)  # the largest workspace need not be where most is alive
+        limit = most if limit is None else min(limit, most)
+        if in_parts:
+            trace, need = within(trace, limit, others)
+        return cls(trace, need, demand, limit, usable, others)
+
+    @property
+    def fits_stock(self) -> bool:
+        """Without LMS."""
+        return self.need.stock <= self.usable
+
+    @property
+    def has_operation(self) -> bool:
+        """Whether the largest operation fits. The limit does not bound it: it gives way to the operation that runs."""
+        return self.need.largest_op <= self.usable
+
+    def holds(self, step: SimulatedStep) -> bool:
+        """What the step held at most."""
+        return _held(step.peak_bytes + self.others) <= self.usable
+
+
+def may_fit(
+    trace: Trace,
+    machine: Machine,
+    *,
+    policy: str = "planned",
+    gpus: int = 1,
+    limit: int | None = None,
+    gradient_bytes: int = 0,
+) -> bool:
+    """What can be told without simulating it: whether the device has room for the largest operation, and the tiers
+    below it for the rest; under "none", whether it has room for all.
+
+    Arguments are those of ``forecast``, which may find that it does not fit all the same.
+    """
+    room = _Room.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0)
+    if policy == "none":
+        return room.fits_stock
+    return room.has_operation and room.demand - room.limit <= sum(_tiers(machine, gpus)[0].values())
+
+
 def forecast(
     trace: Trace,
     machine: Machine,
@@ -162,7 +234,7 @@ def forecast(
         items: of data in the step of one device.
         policy: one of ``POLICIES``.
         gpus: ranks; each runs such a step, and all exchange their gradients.
-        limit: bytes that pages may occupy; default: what the device has.
+        limit: bytes that pages may occupy, but for those of the operation that runs; default: what the device has.
         gradient_bytes: that ranks exchange.
 
     Raises:
@@ -170,67 +242,85 @@ def forecast(
     """
     if policy not in POLICIES:
         raise UsageError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
-    buckets = gradient_bytes if gpus > 1 else 0
-    need, usable = need_of(trace, buckets), machine.accelerator.usable_bytes
-    room = int(usable / (1 + FRAGMENTATION)) - need.workspace - buckets
-    limit, demand = room if limit is None else min(limit, room), demand_curve(trace).demand_bytes
-    perfect_s = timed(trace, machine.accelerator, _PERFECT).seconds
-    if policy != "none":
-        trace, need = within(trace, limit, buckets)
-    stock = timed(trace, machine.accelerator, calibration)
+    room = _Room.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0, in_parts=policy != "none")
+    stock = timed(room.trace, machine.accelerator, calibration)
     work = stock if policy in ("none", *RIVALS) else _paged(stock, machine, calibration)
     if policy == "planned-moves":
         work = _unrepeatable(work)
     exchange = _Exchange.of(work, machine, gpus, gradient_bytes)
-    step, failure = None, ""
-    if need.largest_op > usable or limit <= 0:
-        failure = "operation"
-    elif policy == "none":
-        failure = "" if need.stock <= usable else "none"
-    elif demand > limit or policy in RIVALS:
-        step = _simulated(work, limit, machine, gpus, policy)
-        if policy == "planned" and step is not None and _held(step.peak_bytes + buckets) > usable:
-            step = _simulated(_unrepeatable(work), limit, machine, gpus, policy)  # to make pages again takes room, too
-        if step is None:
-            failure = "host"
-        elif _held(step.peak_bytes + buckets) > usable:
-            failure = "operation"
-    moved = _Moved.by(step)
-    paging_s = work.seconds - stock.seconds if step is not None else 0.0
-    renewed_s = calibration.paging_byte_s * (moved.in_bytes + moved.recomputed_bytes)
-    unlimited_s = stock.seconds + exchange.exposed_s
-    step_s = unlimited_s + moved.more_s + paging_s + renewed_s
+    step, failure = _tried(work, room, machine, gpus, policy)
     found = Forecast(
         machine=machine.name,
         gpus=gpus,
         policy=policy,
-        demand_bytes=demand,
-        limit_bytes=limit,
-        largest_op_bytes=need.largest_op,
-        binding_op=need.binding_op,
-        fits_without=need.stock <= usable,
+        demand_bytes=room.demand,
+        limit_bytes=room.limit,
+        largest_op_bytes=room.need.largest_op,
+        binding_op=room.need.binding_op,
+        fits_without=room.fits_stock,
         fits_with=not failure,
+        step_s_unlimited=stock.seconds + exchange.exposed_s,
+        ideal_step_s=timed(trace, machine.accelerator, _PERFECT).seconds + exchange.exposed_s,
+        advice=failure,
+    )
+    if failure:
+        return found
+    moved = _Moved.by(step)
+    paging_s = work.seconds - stock.seconds if step is not None else 0.0
+    renewed_s = calibration.paging_byte_s * (moved.in_bytes + moved.recomputed_bytes)
+    step_s = found.step_s_unlimited + moved.more_s + paging_s + renewed_s
+    overhead = step_s / found.step_s_unlimited - 1
+    gpu_use = 1 - (moved.stall_s + paging_s + exchange.exposed_s) / step_s
+    link_use = max(moved.out_s, moved.in_s) / step_s
+    return replace(
+        found,
+        advice=_advice(found, moved, overhead, gpu_use, link_use, room.usable),
         host_bytes=moved.host_bytes,
         disk_bytes=moved.disk_bytes,
         step_s=step_s,
-        step_s_unlimited=unlimited_s,
-        overhead=step_s / unlimited_s - 1,
-        data_rate=gpus * items / step_s,
-        gpu_use=1 - (moved.stall_s + paging_s + exchange.exposed_s) / step_s,
-        link_use=max(moved.out_s, moved.in_s) / step_s,
-        d2h_bytes=moved.out_bytes,
-        h2d_bytes=moved.in_bytes,
-        d2h_bytes_per_s=moved.out_bytes / moved.out_s if moved.out_s else 0.0,
-        h2d_bytes_per_s=moved.in_bytes / moved.in_s if moved.in_s else 0.0,
-        recomputed_bytes=moved.recomputed_bytes,
-        ideal_step_s=perfect_s + exchange.exposed_s,
-        efficiency=(perfect_s + exchange.exposed_s) / step_s,
         step_s_low=step_s / (1 + calibration.error),
         step_s_high=step_s * (1 + calibration.error),
-        advice="",
+        overhead=overhead,
+        efficiency=found.ideal_step_s / step_s,
+        data_rate=gpus * items / step_s,
+        gpu_use=gpu_use,
+        link_use=link_use,
+        d2h_bytes=moved.out_bytes,
+        h2d_bytes=moved.in_bytes,
+        d2h_bytes_per_s=moved.out_bytes / moved.out_s if moved.out_s else None,
+        h2d_bytes_per_s=moved.in_bytes / moved.in_s if moved.in_s else None,
+        recomputed_bytes=moved.recomputed_bytes,
         timeline=exchange.within(step.timeline) if step is not None else None,
     )
-    return replace(found, advice=_advice(found, failure, usable))
+
+
+def _tried(work: Trace, room: _Room, machine: Machine, gpus: int, policy: str) -> tuple[SimulatedStep | None, str]:
+    """The step, simulated if pages have to leave; and why it does not fit, "" if it does."""
+    need, usable = room.need, format_bytes(room.usable)
+    if not room.has_operation:
+        return None, (
+            f"Does not fit: {need.binding_op} alone needs {format_bytes(need.largest_op)} of the device's {usable}; a "
+            f"smaller size or batch, or a device with more memory, would lift that."
+        )
+    if policy == "none":
+        told = f"Does not fit without LMS: a step holds {format_bytes(room.demand)}; with LMS it may."
+        return None, "" if room.fits_stock else told
+    if room.demand <= room.limit and policy not in RIVALS:
+        return None, ""
+    step = _simulated(work, room.limit, machine, gpus, policy)
+    if policy == "planned" and step is not None and not room.holds(step):
+        step = _simulated(_unrepeatable(work), room.limit, machine, gpus, policy)  # to make pages again takes room, too
+    if step is None:
+        return None, (
+            f"Does not fit: {format_bytes(max(0, room.demand - room.limit))} must leave each device, and the tiers "
+            f"below cannot take them; more host memory or a disk would lift that."
+        )
+    if not room.holds(step):
+        return step, (
+            f"Does not fit: with {policy} a step holds {format_bytes(_held(step.peak_bytes + room.others))} of the "
+            f"device's {usable} at once; a smaller size or batch, or a device with more memory, would lift that."
+        )
+    return step, ""
 
 
 def _paged(stock: Trace, machine: Machine, calibration: Calibration) -> Trace:
@@ -317,11 +407,6 @@ def _simulated(work: Trace, limit: int, machine: Machine, gpus: int, policy: str
         return None
 
 
-def below_bytes(machine: Machine, gpus: int) -> int:
-    """What the lower tiers hold for each of ``gpus`` ranks."""
-    return sum(_tiers(machine, gpus)[0].values())
-
-
 def _tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:
     """The lower tiers, and what the slowest rank has of the links while ``gpus`` copy at once: all wait for it."""
     tiers: dict[Tier, int] = {}
@@ -372,36 +457,24 @@ class _Exchange:
         return replace(timeline, spans=(*timeline.spans, waits, exchanged))
 
 
-def _advice(found: Forecast, failure: str, usable: int) -> str:
-    """One sentence: what binds, and what would lift it."""
-    share = found.limit_bytes / found.largest_op_bytes
-    if failure == "operation":
-        return (
-            f"Does not fit: {found.binding_op} alone needs {format_bytes(found.largest_op_bytes)} of the device's "
-            f"{format_bytes(usable)}; a smaller size or batch, or a device with more memory, would lift that."
-        )
-    if failure == "host":
-        return (
-            f"Does not fit: {format_bytes(max(0, found.demand_bytes - found.limit_bytes))} must leave each device, and "
-            f"the tiers below cannot take them; more host memory or a disk would lift that."
-        )
-    if failure:
-        return f"Does not fit without LMS: a step holds {format_bytes(found.demand_bytes)}; with LMS it may."
+def _advice(found: Forecast, moved: _Moved, overhead: float, gpu_use: float, link_use: float, usable: int) -> str:
+    """One sentence on a step that fits: what binds, and what would lift it."""
+    share = found.limit_bytes / found.largest_op_bytes if found.largest_op_bytes else inf
     if found.fits_without:
         return f"Fits without LMS: a step holds {format_bytes(found.demand_bytes)} of {format_bytes(usable)}."
-    if found.overhead < _SMALL:
-        return f"Fits with LMS, at {found.overhead:.1%} of time: nothing binds that is worth lifting."
+    if overhead < _SMALL:
+        return f"Fits with LMS, at {overhead:.1%} of time: nothing binds that is worth lifting."
     if share < _TIGHT:
         return (
-            f"Fits with LMS, at {found.overhead:.0%} of time: the largest operation, {found.binding_op}, leaves little "
+            f"Fits with LMS, at {overhead:.0%} of time: the largest operation, {found.binding_op}, leaves little "
             f"room (limit / W = {share:.1f}); a smaller batch, or more device memory, would lift that."
         )
-    if found.gpu_use > _BUSY:
+    if gpu_use > _BUSY:
         return (
-            f"Fits with LMS, at {found.overhead:.0%} of time, in which {format_bytes(found.recomputed_bytes)} are made "
+            f"Fits with LMS, at {overhead:.0%} of time, in which {format_bytes(moved.recomputed_bytes)} are made "
             f"again for want of memory; more device memory, or a faster link, would lift that."
         )
     return (
-        f"Fits with LMS, at {found.overhead:.0%} of time: the link to the host binds (busy {found.link_use:.0%} of the "
-        f"step); a faster link, or more device memory, would lift that."
+        f"Fits with LMS, at {overhead:.0%} of time: the link to the host binds (busy {link_use:.0%} of the step); a "
+        f"faster link, or more device memory, would lift that."
     )
