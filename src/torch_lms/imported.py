@@ -47,7 +47,7 @@ class _Watcher(MetaPathFinder):
 
             def load_and_act(module: ModuleType) -> None:
                 load(module)
-                del loader.exec_module  # back to the class's
+                vars(loader).pop("exec_module", None)  # back to the class's; another watcher may have done it
                 if self in sys.meta_path:
                     self.stop()
                     self._action()

@@ -238,7 +238,7 @@ def _made_unannounced(executor: StreamExecutor, entry: Entry, inputs: list[Entry
 
 @pytest.mark.parametrize(
     ("step", "without"),
-    [("drop", StreamExecutor.release), ("_catch_up", lambda *_: None), ("remake", _made_unannounced)],
+    [("_let_finish", lambda *_: None), ("_catch_up", lambda *_: None), ("remake", _made_unannounced)],
 )
 def test_without_a_wait_for_what_is_made_again_the_device_notices(
     step: str, without: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -448,6 +448,26 @@ def test_a_page_used_on_two_streams_leaves_after_both(pages: Pages, tier: Tier) 
     pages.evict(entry, tier)  # by the main stream, which knows nothing of what the other does
     pages.fetch(entry)
     assert torch.equal(pages.read(tensor, entry), expected)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_page_read_elsewhere_after_it_was_copied_leaves_after_that(
+    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not waits:
+        monkeypatch.setattr(StreamExecutor, "_let_finish", lambda *_: None)
+    pages = Pages(new_rig(tmp_path, PLENTY))
+    tensor, entry = pages.new()
+    side = pages.device.user_stream("side")
+    pages.device.order(pages.device.main, side)
+    pages.executor.start_evict(entry, Tier.HOST)
+    pages.executor.finish_evict(entry)  # clean: still there
+    with pages.device.on(side):
+        pages.read(tensor, entry)
+    pages.executor.release(entry)
+    pages.new()
+    pages.executor.close()
+    assert (pages.device.violations == []) == waits
 
 
 @TIERS

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any
 
@@ -53,8 +53,31 @@ class CompiledRegions:
         return held
 
 
+def allow_in_graphs(function: Callable[..., Any]) -> Callable[[], None]:
+    """Dynamo takes ``function`` into its graphs as it stands, as soon as there can be any.
+
+    Returns:
+        What forbids it again. Dynamo knows functions by their ids, which are used again.
+    """
+
+    def allow() -> None:
+        known = import_module(_DYNAMO_RULES)._allowed_callable_ids
+        known.add(id(function))
+        undo.append(partial(known.remove, id(function)))
+
+    undo: list[Callable[[], None]] = []
+    undo.append(once_imported(_DYNAMO_RULES, allow))
+
+    def forbid() -> None:
+        for one in undo:
+            one()
+
+    return forbid
+
+
+@cache
 def _keep_dynamo_out() -> None:
-    """Dynamo must not compile what we do between a compiled function's parts."""
+    """Dynamo must not compile what we do between a compiled function's parts. Told once: it forgets nothing."""
     rules = import_module(_DYNAMO_RULES)
     for name in _OURS:
         rules.add(name)

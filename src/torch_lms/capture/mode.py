@@ -15,10 +15,11 @@ from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sizes import Sizes, like
+from torch_lms.capture.sizes import Sizes, like, result_device
 from torch_lms.capture.stand_in import for_gradient_of_input
 from torch_lms.capture.tensors import (
-    has_wrapper,
+    has_bytes,
+    has_storage,
     is_bare,
     is_plain,
     is_strided,
@@ -28,6 +29,7 @@ from torch_lms.capture.tensors import (
     tensors_among,
     tensors_within,
     untyped_storage,
+    wrappers_among,
 )
 from torch_lms.capture.told import RawUse, Told, Use
 
@@ -51,6 +53,9 @@ class Sink(Told):
     min_size: int
     """Bytes from which on a storage may be a page."""
 
+    kind: str
+    """Of the devices whose storages are pages: "cuda" for one."""
+
     calm: bool
     """Whether every page is on the device and none is about to leave: operations need only ``fly`` and ``land``."""
 
@@ -69,6 +74,10 @@ class Sink(Told):
     @abstractmethod
     def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
         """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
+
+    @abstractmethod
+    def retyped(self, tensor: torch.Tensor) -> None:
+        """``tensor`` shows a storage that other tensors show as another type."""
 
     @abstractmethod
     def tight(self, entries: list[Entry]) -> bool:
@@ -144,23 +153,34 @@ class LmsMode(TorchDispatchMode):
                         self._sink.land(pages, wrote=bool(info.writes))
             elif seen > 0 and not (info.composite or info.view):
                 return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
-        if types and has_wrapper(values):
+        if types and (wrappers := wrappers_among(values)):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
-            return NotImplemented  # it takes itself apart, and its parts come back here
+            self._let_dispatch(wrappers)
+            return NotImplemented  # each takes itself apart, and its parts come back here
         tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
 
+    def _let_dispatch(self, wrappers: list[Any]) -> None:
+        """What a wrapper does with bytes of its own need not come by here again."""
+        with no_torch_function():
+            if own := self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)]):
+                self._sink.export(own, "a dispatch of its own")
+
     def _flies(self, pages: list[Entry]) -> bool:
         return self._sink.calm and self._sink.fly(pages)
 
     def _makes_pages(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether there must be room for what an operation makes of tensors that are no pages."""
-        sink = self._sink
-        return not sink.calm and self._sizes.new_bytes(func, info, args, kwargs) >= sink.min_size
+        return not self._sink.calm and self._new_bytes(func, info, args, kwargs) >= self._sink.min_size
+
+    def _new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Bytes of pages that ``func`` will create, as far as is known."""
+        nbytes = self._sizes.new_bytes(func, info, args, kwargs)
+        return nbytes if nbytes and result_device(args, kwargs).type == self._sink.kind else 0
 
     def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = describe(func)
@@ -170,7 +190,10 @@ class LmsMode(TorchDispatchMode):
             with self:  # not `decompose`, which prefers formulas in Python that round in another way
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if info.view and is_strided((*args, *kwargs.values())):
-            return self._view(func, tensors, args, kwargs)
+            result = self._view(func, tensors, args, kwargs)
+            if info.retypes:
+                self._sink.retyped(result)
+            return result
         return self._run_on(func, info, self._entries(tensors), args, kwargs)
 
     def _run_on(
@@ -179,7 +202,7 @@ class LmsMode(TorchDispatchMode):
         op = _Op(self._find, func, info, args, kwargs, entries)
         if not self._sink.tight(entries):
             return self._execute(op)
-        op.new_bytes = 0 if info.collective else self._sizes.new_bytes(func, info, args, kwargs)
+        op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._sink.room_for_one_op(entries)
         is_large = sum(entry.nbytes for entry in entries) + op.new_bytes > most
@@ -192,10 +215,12 @@ class LmsMode(TorchDispatchMode):
         """In parts, if there is a way (N10)."""
         info = op.info
         are_bare = all(isinstance(tensor, torch.Tensor) and is_bare(tensor) for tensor in op.tensors)
-        if info.name == split.CAT and are_bare:
+        if not are_bare and not info.list_args:
+            return self._execute(op)
+        if info.name == split.CAT:
             with self:
                 return split.cat(like(op.func, op.args, op.kwargs), *op.args, **op.kwargs)
-        if are_bare and (slices := split.slices(info, op.args)):
+        if slices := split.slices(info, op.args):
             with self:
                 return op.func(*split.with_copies(op.args, slices), **op.kwargs)
         parts = split.parts(info, op.args, op.kwargs, self._nbytes, most if info.writes else most // 2)
@@ -209,7 +234,7 @@ class LmsMode(TorchDispatchMode):
                 used = (*args[: part.shape_only], *args[part.shape_only + 1 :])
                 args = (*args[: part.shape_only], stand_in, *args[part.shape_only + 1 :])
             run = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
-            run.new_bytes = self._sizes.new_bytes(op.func, info, args, kwargs)
+            run.new_bytes = self._new_bytes(op.func, info, args, kwargs)
             results.append(self._execute(run))
         return split.join(info, results)
 
@@ -221,8 +246,8 @@ class LmsMode(TorchDispatchMode):
             result = self._noticed(self._call(op), info)
             if op.call is not None:
                 op.call.made(result, self._find)
-            if info.collective:
-                sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), finish_of(result))
+            if info.collective and (is_over := finish_of(result)) is not None:
+                sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), is_over)
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
             if kept := self._kept(op, result):
@@ -254,7 +279,7 @@ class LmsMode(TorchDispatchMode):
                 raise failure  # it may have written half, or drawn some: a second run would not equal the first
             finally:
                 del failure  # which holds this frame (N21)
-        op.new_bytes = self._sizes.new_bytes(op.func, op.info, op.args, op.kwargs)
+        op.new_bytes = self._new_bytes(op.func, op.info, op.args, op.kwargs)
         self._sink.recover(op.entries, op.new_bytes)
         if op.undo is not None:
             op.undo()
@@ -281,13 +306,15 @@ class LmsMode(TorchDispatchMode):
 
     def _noticed(self, result: Any, info: OpInfo) -> Any:
         """``result``, with the pages in it known. Small empty ones are none before their first operation (N12)."""
-        if isinstance(result, torch.Tensor) and is_plain(result) and result.layout is torch.strided:
+        if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
             if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:
                 self._sink.entry_of(storage, result)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
                 self._entry(tensor)
+        if info.retypes:
+            self._sink.retyped(result)
         return result
 
     def _entries(self, tensors: list[Any]) -> list[Entry]:
@@ -296,7 +323,9 @@ class LmsMode(TorchDispatchMode):
         return list(found)
 
     def _entry(self, tensor: Any) -> Entry | None:
-        return self._sink.entry_of(storage_of(tensor), tensor if isinstance(tensor, torch.Tensor) else None)
+        if isinstance(tensor, torch.Tensor):
+            return self._sink.entry_of(storage_of(tensor), tensor)
+        return self._find(tensor)  # a storage is nobody's yet: its type decides whether it will be a page (N12)
 
     def _made(self, op: "_Op", result: Any) -> int:
         """Bytes of the pages in ``result`` that are new."""
@@ -338,6 +367,10 @@ class _Op(Use):
         return tensors_among((*self.args, *self.kwargs.values()))
 
     @property
+    def device(self) -> torch.device:
+        return result_device(self.args, self.kwargs)
+
+    @property
     def is_repeatable(self) -> bool:
         return can_be_repeated(self.info, self.args, self.kwargs, self.find)
 
@@ -358,13 +391,16 @@ class _Op(Use):
     def snapshot(self) -> Callable[[], None] | None:
         """How to undo what a failed attempt may have done: random numbers drawn, small arguments written.
 
-        None if that is not possible: an argument that it writes is a page.
+        None if that is not possible: an argument that it writes is a page, or more than its elements; or nobody knows
+        what it does.
         """
         pages = {entry.key for entry in self.entries}
         written = tensors_among(self.info.written_args(self.args, self.kwargs))
-        if any(id(storage_of(tensor)) in pages for tensor in written):
+        if self.info.opaque or any(id(storage_of(tensor)) in pages or not is_bare(tensor) for tensor in written):
             return None
-        generator = _generator(self.info, self.tensors, self.kwargs)
+        generator = _generator(self.device, self.kwargs) if self.info.seeded else None
+        if self.info.seeded and generator is None:
+            return None
         state = generator.get_state() if generator is not None else None
         copies = [(tensor, tensor.clone()) for tensor in written]
 
@@ -382,14 +418,11 @@ def _is_traced() -> bool:
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)
 
 
-def _generator(info: OpInfo, tensors: list[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
-    """The generator that the operation draws from, if it draws."""
-    if not info.seeded:
-        return None
+def _generator(device: torch.device, kwargs: dict[str, Any]) -> torch.Generator | None:
+    """The generator that an operation on ``device`` draws from, if that is known."""
     given = kwargs.get("generator")
     if isinstance(given, torch.Generator):
         return given
-    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_initialized():
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator if device.type == "cpu" else None

@@ -1,40 +1,77 @@
 """Roads to a storage's bytes that no operation shows (N11): each is patched, narrowly, while a session is on."""
 
+import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial, wraps
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
 import torch.jit._script
 import torch.utils.dlpack
 
-from torch_lms.capture.registry import Entry
-from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+from torch_lms.capture.composites import Composites
+from torch_lms.capture.patches import Around, Call, Patched, Patches
+from torch_lms.capture.registry import STORAGE, Entry
+from torch_lms.capture.tensors import storage_of, tensors_among
 from torch_lms.capture.told import RawUse, Told
 from torch_lms.errors import UnsupportedError
+from torch_lms.imported import once_imported
 
-_READ = ("tolist", "__repr__"), ("_write_file",)
-_WRITTEN = ("apply_", "map_", "map2_"), ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")
-_ADDRESS = (
-    ("data_ptr", "numpy", "__array__", "__dlpack__"),
-    ("data_ptr", "_swap_data_ptr_", "_resize_with_addr_"),
-)
-_SHARED = (), ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")
+_Roads = dict[Any, tuple[str, ...]]
+"""Names of functions, by where they stand."""
+
+_READ: _Roads = {torch.Tensor: ("tolist", "__repr__"), torch.UntypedStorage: ("_write_file",)}
+_WRITTEN: _Roads = {
+    torch.Tensor: ("apply_", "map_", "map2_"),
+    torch.UntypedStorage: ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap"),
+}
+_ADDRESS: _Roads = {
+    torch.Tensor: ("data_ptr", "const_data_ptr"),
+    torch.UntypedStorage: ("data_ptr",),
+    torch.TypedStorage: ("data_ptr",),
+}
+_DLPACK: _Roads = {
+    torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
+    torch.utils.dlpack: ("to_dlpack",),
+    torch: ("to_dlpack",),
+}
+_GIVEN_AWAY: _Roads = {torch.UntypedStorage: ("_swap_data_ptr_", "_resize_with_addr_")}
+_SHARED: _Roads = {torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")}
+_CONSTRUCTORS: _Roads = {torch: ("tensor", "asarray", "as_tensor"), torch.Tensor: ("new_tensor",)}
+_SIZE: _Roads = {torch.UntypedStorage: ("nbytes", "size", "__len__")}
 _SCRIPT = "save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter"
-_SIZE = ("nbytes", "size", "__len__")
-_DLPACK = (
-    (torch._C, "_to_dlpack"),
-    (torch._C, "_to_dlpack_versioned"),
-    (torch.utils.dlpack, "to_dlpack"),
-    (torch, "to_dlpack"),
+
+_COMPARE_ADDRESSES = (
+    *("torch._tensor", "torch.serialization", "torch.storage", "safetensors.torch"),
+    *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
+    *("accelerate", "huggingface_hub", "peft"),
 )
+"""Modules, and packages, that ask for addresses to tell tensors apart, and follow none of them."""
+
+_FOLLOW_ADDRESSES = frozenset({"__cuda_array_interface__", "_to_ndarray", "_tobytes"})
+"""Their functions that do."""
+
+_BEYOND_ADDRESSES = 64
+"""Bits. Stand-ins for addresses are above."""
+
+ESCAPED = "address escaped"
+"""Why a page stays whose memory others may use."""
 
 
 class RawAccess(Told):
     """Whoever is told of raw accesses before they happen."""
+
+    @abstractmethod
+    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
+        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
+
+    @abstractmethod
+    def lend(self, entries: list[Entry], borrower: object) -> None:
+        """``borrower`` shares the memory of ``entries``, which stay on the device until it dies."""
 
     @abstractmethod
     def all_held(self) -> AbstractContextManager[None]:
@@ -60,180 +97,251 @@ class RawPatches:
     def __init__(self, told: RawAccess, kind: str) -> None:
         self._told = told
         self._kind = kind
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
+        self._composites = Composites(self._holding)
         self._saving = threading.local()
 
     def install(self) -> None:
         """Put the patches in place."""
-        read, written, exported = self._reading(False), self._reading(True), self._exporting("address escaped")
-        for owner, index in ((torch.Tensor, 0), (torch.UntypedStorage, 1)):
-            for names, hook in (
-                (_READ, read),
-                (_WRITTEN, written),
-                (_ADDRESS, exported),
-                (_SHARED, self._exporting("shared memory")),
-            ):
-                for name in names[index]:
-                    self._patch(owner, name, hook)
-        for module, name in _DLPACK:
-            self._patch(module, name, exported)
-        for name in _SIZE:
-            self._patch(torch.UntypedStorage, name, self._sizing)
-        self._patch(torch.UntypedStorage, "__getitem__", self._indexing(read, exported))
-        self._patch(torch.UntypedStorage, "resize_", self._resizing)
-        interface: property = torch.Tensor.__dict__["__cuda_array_interface__"]
-        self._set(torch.Tensor, "__cuda_array_interface__", property(exported(interface.fget)))
-        for name in ("_save", "_legacy_save"):
-            self._patch(torch.serialization, name, self._saves)
-        for name in _SCRIPT:
-            for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
-                self._patch(saved, name, self._script_saving)
-        for name in ("__deepcopy__", "__getstate__", "__setstate__"):
-            self._patch(torch._C.ScriptObject, name, self._in_object)
-        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-            self._patch(script, "__call__", read)
-        self._patch(torch._C.PyTorchFileWriter, "write_record", read)
+        for roads, around in (
+            (_READ, self._reading),
+            (_WRITTEN, self._writing),
+            (_ADDRESS, self._asking_address),
+            (_DLPACK, self._packing),
+            (_GIVEN_AWAY, self._exporting(ESCAPED)),
+            (_SHARED, self._exporting("shared memory")),
+            (_CONSTRUCTORS, self._constructing),
+            (_SIZE, self._sizing),
+        ):
+            self._around_all(roads, around)
+        patch = self._patches.around
+        patch(torch.Tensor, "numpy", self._lending)
+        patch(torch.UntypedStorage, "__getitem__", self._indexing)
+        patch(torch.UntypedStorage, "resize_", self._resizing)
+        self._patch_interface()
+        self._patch_scripts()
+        patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
+        for module, patch_it in (
+            ("safetensors.torch", self._patch_safetensors),
+            ("torch._subclasses.meta_utils", self._patch_meta_utils),
+            ("torch._subclasses.fake_tensor", self._patch_fake_tensor),
+        ):
+            self._patches.later(once_imported(module, partial(patch_it, module)))
+        if self._kind == "cpu":
+            self._composites.install()
         if self._kind == "cuda":
-            self._patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
+            patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
-        while self._undo:
-            self._undo.pop()()
+        self._composites.uninstall()
+        self._patches.undo()
 
-    def _patch(self, owner: Any, name: str, hook: Callable[[Any], Any]) -> None:
-        if hasattr(owner, name):  # some are younger than the oldest PyTorch we support
-            self._set(owner, name, hook(getattr(owner, name)))
+    def _around_all(self, roads: _Roads, around: Around) -> None:
+        for owner, names in roads.items():
+            for name in names:
+                self._patches.around(owner, name, around)
 
-    def _set(self, owner: Any, name: str, value: Any) -> None:
-        if name in vars(owner):
-            self._undo.append(partial(setattr, owner, name, vars(owner)[name]))
-        else:
-            self._undo.append(partial(delattr, owner, name))
-        setattr(owner, name, value)
+    def _patch_interface(self) -> None:
+        name = "__cuda_array_interface__"
+        get = torch.Tensor.__dict__[name].fget
+        self._patches.replace(torch.Tensor, name, property(Patched(torch.Tensor, name, get, self._exporting(ESCAPED))))
 
-    def _pages(self, args: tuple[Any, ...]) -> list[Entry]:
-        with no_torch_function():
-            found = (self._told.find(storage_of(tensor)) for tensor in tensors_among(args))
-            return [entry for entry in found if entry is not None]
+    def _patch_scripts(self) -> None:
+        for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
+            self._around_all({saved: _SCRIPT}, self._holding_all)
+        for name in ("__deepcopy__", "__getstate__", "__setstate__"):
+            self._patches.around(torch._C.ScriptObject, name, self._in_object)
+        for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+            self._patches.around(script, "__call__", self._reading)
 
-    # -- hooks -------------------------------------------------------------------------------------------------------
+    def _patch_safetensors(self, name: str) -> None:
+        self._around_all({import_module(name): ("save", "save_file")}, self._saving_raw)
 
-    def _reading(self, written: bool) -> Callable[[Any], Any]:
-        def hook(original: Any) -> Any:
-            @wraps(original)
-            def patched(*args: Any, **kwargs: Any) -> Any:
-                if entries := self._pages(args):
-                    with self._touching(entries, written):
-                        return original(*args, **kwargs)
-                return original(*args, **kwargs)
+    def _patch_meta_utils(self, name: str) -> None:
+        """Fake tensors copy real ones where dispatch is off."""
+        self._around_all({import_module(name): ("_safe_copy", "_safe_clone")}, self._writing)
 
-            return patched
+    def _patch_fake_tensor(self, name: str) -> None:
+        """They do so with single numbers, too, which they keep as constants."""
+        module = import_module(name)
+        self._patches.around(module.FakeTensorConverter, "from_real_tensor", self._reading_number)
+        self._patches.around(module.FakeTensorMode, "may_turn_const", self._keeping_constant)
 
-        return hook
+    # -- what is done around the originals ---------------------------------------------------------------------------
+
+    def _reading(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._touching(self._known(args), written=False):
+            return call(*args, **kwargs)
+
+    def _writing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._touching(self._known(args), written=True):
+            return call(*args, **kwargs)
+
+    def _reading_number(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        numbers = [value for value in args if isinstance(value, torch.Tensor) and value.numel() == 1]
+        with self._touching(self._known(numbers), written=False):
+            return call(*args, **kwargs)
+
+    def _keeping_constant(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_kept = call(*args, **kwargs)
+        if is_kept:
+            self._export(args, "kept by PyTorch")
+        return is_kept
+
+    def _constructing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Storages, and tensors in lists, are read in C++."""
+        with self._touching(self._known(_parts((*args, *kwargs.values()))), written=False):
+            return call(*args, **kwargs)
+
+    def _exporting(self, reason: str) -> Around:
+        def export(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._export(args, reason)
+            return call(*args, **kwargs)
+
+        return export
+
+    def _asking_address(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of whoever only compares addresses nothing escapes: it is given a number that no other page has."""
+        if _only_compares(sys._getframe(2)):
+            entries = self._known(args[:1])
+            return _stand_in(args[0], entries[0]) if entries else call(*args, **kwargs)
+        self._export(args[:1], ESCAPED)
+        address = call(*args, **kwargs)
+        return STORAGE.data_ptr(args[0]._untyped_storage) if isinstance(args[0], torch.TypedStorage) else address
+
+    def _packing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is copied for it is copied unseen: the copy's address escapes, and it is no page."""
+        is_copied = kwargs.get("copy", args[2] if len(args) > 2 else None)
+        with self._touching(self._any(args[:1]), written=False):
+            if not is_copied:
+                self._export(args[:1], ESCAPED)
+            with self._told.unseen():
+                return call(*args, **kwargs)
+
+    def _lending(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entries = self._any(args[:1])
+        with self._touching(entries, written=False):
+            borrower = call(*args, **kwargs)
+            if entries:
+                self._told.lend(entries, borrower)
+        return borrower
+
+    def _indexing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        is_shared = isinstance(args[-1], slice)  # a slice of a storage is its memory, too
+        return (self._exporting(ESCAPED) if is_shared else self._reading)(call, args, kwargs)
+
+    def _sizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entry = self._told.find(args[0])
+        return call(*args, **kwargs) if entry is None else entry.nbytes
+
+    def _resizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        entry = self._told.find(args[0])
+        if entry is None:
+            return call(*args, **kwargs)
+        nbytes = args[1] if len(args) > 1 else kwargs.get("new_size", 1)
+        if nbytes == 0:
+            self._told.spoil([entry])
+        with self._touching([entry] if nbytes else [], written=True):
+            result = call(*args, **kwargs)
+            self._told.resized(entry)
+        return result
+
+    def _in_object(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Objects of C++ mix operations with raw accesses. Their own tensors stay on the device (N12)."""
+        with self._told.unseen():
+            return call(*args, **kwargs)
+
+    def _holding_all(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Scripts hold constants that nobody can list, and C++ writes them all."""
+        with self._told.all_held():
+            return call(*args, **kwargs)
+
+    def _saving_raw(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The addresses of all that is saved are gathered before any is followed, and forgotten at the end."""
+        before = getattr(self._saving, "held", None)
+        with ExitStack() as held:
+            self._saving.held = held
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._saving.held = before
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def _export(self, values: Iterable[Any], reason: str) -> None:
+        entries = self._any(values)
+        held: ExitStack | None = getattr(self._saving, "held", None)
+        if held is not None:
+            held.enter_context(self._touching(entries, written=False))
+        elif entries:
+            self._told.export(entries, reason)
+
+    @contextmanager
+    def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:
+        entries, changed = self._known(values), self._known(written)
+        unchanged = [entry for entry in entries if entry not in changed]
+        with self._touching(unchanged, written=False), self._touching(changed, written=True):
+            yield
 
     @contextmanager
     def _touching(self, entries: list[Entry], written: bool) -> Iterator[None]:
+        if not entries:
+            yield
+            return
         self._told.require(RawUse("access"), entries, 0)
         try:
             yield
         finally:
             self._told.end(entries, entries if written else [])
 
-    def _exporting(self, reason: str) -> Callable[[Any], Any]:
-        def hook(original: Any) -> Any:
-            # `torch.save` compares addresses of storages to find those that are saved twice; 0 it takes for none
-            is_compared = original is torch.UntypedStorage.data_ptr
+    def _known(self, values: Iterable[Any]) -> list[Entry]:
+        """The pages among ``values``. What is no page yet is where its user expects it."""
+        return self._pages(values, lambda storage, _: self._told.find(storage))
 
-            @wraps(original)
-            def patched(*args: Any, **kwargs: Any) -> Any:
-                if not (is_compared and getattr(self._saving, "now", False)) and (entries := self._pages(args)):
-                    self._told.export(entries, reason)
-                return original(*args, **kwargs)
+    def _any(self, values: Iterable[Any]) -> list[Entry]:
+        """The same, and of what could become a page later."""
+        return self._pages(values, self._told.entry_of)
 
-            return patched
-
-        return hook
-
-    def _indexing(self, read: Callable[[Any], Any], exported: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def hook(original: Any) -> Any:
-            item, shared_slice = read(original), exported(original)
-
-            @wraps(original)
-            def patched(storage: torch.UntypedStorage, index: Any) -> Any:
-                return (shared_slice if isinstance(index, slice) else item)(storage, index)
-
-            return patched
-
-        return hook
-
-    def _sizing(self, original: Any) -> Any:
-        @wraps(original)
-        def patched(storage: torch.UntypedStorage) -> int:
-            entry = self._told.find(storage)
-            return int(original(storage)) if entry is None else entry.nbytes
-
-        return patched
-
-    def _resizing(self, original: Any) -> Any:
-        @wraps(original)
-        def patched(storage: torch.UntypedStorage, nbytes: int) -> Any:
-            entry = self._told.find(storage)
-            if entry is None:
-                return original(storage, nbytes)
-            if nbytes == 0:
-                self._told.spoil([entry])
-            with self._touching([entry] if nbytes > 0 else [], written=True):
-                result = original(storage, nbytes)
-                self._told.resized(entry)
-            return result
-
-        return patched
-
-    def _in_object(self, original: Any) -> Any:
-        """Objects of C++ mix operations with raw accesses. Their own tensors stay on the device (N12)."""
-
-        @wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self._told.unseen():
-                return original(*args, **kwargs)
-
-        return patched
-
-    def _script_saving(self, original: Any) -> Any:
-        """Scripts hold constants that nobody can list, and C++ writes them all."""
-
-        @wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self._told.all_held():
-                return original(*args, **kwargs)
-
-        return patched
-
-    def _saves(self, original: Any) -> Any:
-        @wraps(original)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self._while_saving():
-                return original(*args, **kwargs)
-
-        return patched
-
-    @contextmanager
-    def _while_saving(self) -> Iterator[None]:
-        before = getattr(self._saving, "now", False)
-        self._saving.now = True
-        try:
-            yield
-        finally:
-            self._saving.now = before
+    def _pages(
+        self, values: Iterable[Any], entry_of: Callable[[torch.UntypedStorage, torch.Tensor | None], Entry | None]
+    ) -> list[Entry]:
+        owners = [value._untyped_storage if isinstance(value, torch.TypedStorage) else value for value in values]
+        with torch._C.DisableTorchFunction():
+            found = {
+                entry_of(storage_of(owner), owner if isinstance(owner, torch.Tensor) else None): None
+                for owner in tensors_among(owners)
+            }
+        return [entry for entry in found if entry is not None]
 
 
-def _refusing_graphs(original: Any) -> Any:
-    @wraps(original)
-    def patched(*_args: Any, **_kwargs: Any) -> None:
-        raise UnsupportedError(
-            "a CUDA graph replays fixed addresses, and LMS moves tensors to others: graphs cannot be captured while it "
-            'is on. Capture before torch_lms.enable(), or do without (torch.compile: not mode="reduce-overhead")'
-        )
+def _parts(values: Iterable[Any]) -> Iterator[Any]:
+    """``values``, and what is in lists among them. Lists of numbers may be long, and are passed over."""
+    for value in values:
+        if not isinstance(value, list | tuple):
+            yield value
+        elif not set(map(type, value)) <= _NUMBERS:
+            yield from _parts(value)
 
-    return patched
+
+_NUMBERS = {int, float, complex, bool}
+
+
+def _only_compares(caller: Any) -> bool:
+    module = caller.f_globals.get("__name__", "")
+    return caller.f_code.co_name not in _FOLLOW_ADDRESSES and any(
+        module == name or module.startswith(f"{name}.") for name in _COMPARE_ADDRESSES
+    )
+
+
+def _stand_in(owner: Any, entry: Entry) -> int:
+    """An address that only this place of this page has."""
+    place = owner.storage_offset() * owner.element_size() if isinstance(owner, torch.Tensor) else 0
+    return ((entry.page + 1) << _BEYOND_ADDRESSES) + int(place)
+
+
+def _refusing_graphs(_call: Call, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    raise UnsupportedError(
+        "a CUDA graph replays fixed addresses, and LMS moves tensors to others: graphs cannot be captured while it "
+        'is on. Capture before torch_lms.enable(), or do without (torch.compile: not mode="reduce-overhead")'
+    )

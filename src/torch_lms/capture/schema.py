@@ -1,5 +1,6 @@
 """What an operator reads and writes, from its schema and from a list of those whose schema does not tell all (N4)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,9 @@ _REPEATABLE = frozenset(
 """Operators that give the same bits whenever they are called with the same, beside those that treat each element by
 itself. None that adds up in the order in which threads arrive (N16)."""
 
+_RETYPING = frozenset({"aten::view.dtype", "aten::set_"})
+"""Operators that show a storage as another type."""
+
 _OBJECT = "__torch__.torch.classes."
 
 _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
@@ -99,6 +103,7 @@ class OpInfo:
         empty: its result is memory as it came, and C++ may fill it without an operation that shows it.
         seeded: it draws random numbers.
         composite: it is made of other operators, which can be run one by one.
+        reads_bytes: it is, too, but may read bytes besides, where no operator shows it.
         opaque: a higher-order operator, or one from a library that we do not know: all its tensors are held while it
             runs, and taken for written.
         keeps: (position, name) of the arguments whose memory PyTorch goes on using, unseen, afterwards.
@@ -106,6 +111,7 @@ class OpInfo:
         has_object: it takes or gives an object of C++, which may go on using any tensor.
         collective: it communicates, and may go on after it has returned.
         list_args: positions of arguments that are lists of tensors, for operators that treat each index by itself.
+        retypes: its result may show a storage as another type than before.
         pointwise: it treats each element by itself.
         repeatable: called again with the same, it gives the same bits.
     """
@@ -117,12 +123,14 @@ class OpInfo:
     empty: bool
     seeded: bool
     composite: bool
+    reads_bytes: bool
     opaque: bool
     keeps: tuple[tuple[int, str], ...]
     keeps_results: bool
     has_object: bool
     collective: bool
     list_args: tuple[int, ...]
+    retypes: bool
     pointwise: bool
     repeatable: bool
 
@@ -176,25 +184,62 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
     is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
     keeps = tuple((position, a.name) for position, a in enumerate(schema.arguments) if a.name in kept)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    is_composite = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
+    is_made_of_others = is_composite(func.name())
+    reads_bytes = is_made_of_others and not is_view and _may_read_bytes(func)
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         view=is_view,
         writes=writes,
-        creates=is_composite or (not is_view and any(result.alias_info is None for result in schema.returns)),
+        creates=is_made_of_others or (not is_view and any(result.alias_info is None for result in schema.returns)),
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
-        composite=is_composite and not schema.name.startswith(_LEFT_WHOLE),
+        composite=is_made_of_others and not reads_bytes and not schema.name.startswith(_LEFT_WHOLE),
+        reads_bytes=reads_bytes,
         opaque=False,
         keeps=keeps,
         keeps_results=schema.name in _KEPT_RESULTS,
         has_object=_OBJECT in str(schema),
         collective=False,
         list_args=_list_args(schema),
+        retypes=schema.name in _RETYPING or func.name() in _RETYPING,
         pointwise=torch.Tag.pointwise in func.tags,
         repeatable=_is_repeatable(func),
     )
+
+
+def is_composite(name: str) -> bool:
+    """Whether the operator of that name is made of others, and has no kernel of its own."""
+    return bool(_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"))
+
+
+def is_checked(name: str) -> bool:
+    """Whether ``torch.func.vmap`` has a rule for a composite operator, and so sees all that it does."""
+    return any(_has_kernel(name, rule) for rule in ("FuncTorchBatched", "FuncTorchBatchedDecomposition"))
+
+
+def _may_read_bytes(func: torch._ops.OpOverload) -> bool:
+    """Whether no list of PyTorch's says that a composite operator is made of other operators alone.
+
+    There are three: the rules of ``torch.func.vmap``; decompositions in Python; and the documentation, since what is
+    documented is tested for it.
+    """
+    arguments, results = func._schema.arguments, func._schema.returns
+    if is_checked(func.name()) or torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
+        return False
+    if any(argument.is_out for argument in arguments) or _is_documented(func._schema.name):
+        return False
+    return all(any("Tensor" in str(value.type) for value in values) for values in (arguments, results))
+
+
+def _is_documented(name: str) -> bool:
+    name = name.removeprefix("aten::")
+    family, _, short = name.partition("_")
+    places = [(owner, name) for owner in (torch, torch.Tensor, torch.nn.functional)]
+    places += [(getattr(torch, family), short)] if family in ("fft", "linalg", "special") else []
+    return any(getattr(getattr(owner, public, None), "__doc__", None) for owner, public in places)
+
+
+_has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def _is_repeatable(func: torch._ops.OpOverload) -> bool:
@@ -223,12 +268,14 @@ def _opaque(func: Any) -> OpInfo:
         empty=False,
         seeded=True,
         composite=False,
+        reads_bytes=False,
         opaque=True,
         keeps=(),
         keeps_results=False,
         has_object=_OBJECT in str(getattr(func, "_schema", "")),
         collective=getattr(func, "namespace", "") in _COLLECTIVES,
         list_args=(),
+        retypes=False,
         pointwise=False,
         repeatable=False,
     )

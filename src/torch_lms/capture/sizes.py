@@ -27,16 +27,20 @@ class Sizes:
         self._known: dict[Any, int] = {}
 
     def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Bytes of the storages that ``func`` will create; 0 where its shapes depend on data or cannot be inferred."""
+        """Bytes of the storages that ``func`` will create; 0 where that is not known beforehand.
+
+        Nothing of the user's runs for that. What an operator of an unknown library makes is learned from what it made.
+        """
         if not info.creates:
             return 0
+        can_be_inferred = not info.opaque and info.name not in _DATA_DEPENDENT
         try:
             key = _key(func, args, kwargs)
             known = self._known.get(key)
         except _NO_KEY:
-            return _infer(func, info, args, kwargs)
+            return _infer(func, info, args, kwargs) if can_be_inferred else 0
         if known is None:
-            known = 0 if info.name in _DATA_DEPENDENT else _infer(func, info, args, kwargs)
+            known = _infer(func, info, args, kwargs) if can_be_inferred else 0
             self._remember(key, known)
         return known
 
@@ -49,6 +53,16 @@ class Sizes:
         if len(self._known) >= _MOST_SIGNATURES:
             self._known.clear()
         self._known[key] = nbytes
+
+
+def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where an operator puts what it makes: where it is told to, else where its arguments are, numbers apart."""
+    asked = kwargs.get("device") or next((value for value in args if isinstance(value, torch.device)), None)
+    if asked is not None:
+        return torch.device(asked)
+    tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+    chosen = next((tensor for tensor in tensors if tensor.dim()), tensors[0] if tensors else None)
+    return chosen.device if chosen is not None else torch.device("cpu")
 
 
 _DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
@@ -88,8 +102,10 @@ def like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _infer_unseen(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     try:
         meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
-        if "device" in meta_kwargs:
+        if any(argument.name == "device" for argument in func._schema.arguments[len(args) :]):
             meta_kwargs["device"] = torch.device("meta")
+        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+            return 0  # it would run in earnest
         results = sized(func, info, meta_args, meta_kwargs)
         given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
         return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
@@ -106,4 +122,4 @@ def _to_meta(value: Any) -> Any:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, torch.device):
         return torch.device("meta")
-    return value
+    return None if isinstance(value, torch.Generator) else value

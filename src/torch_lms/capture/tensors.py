@@ -7,9 +7,12 @@ import torch
 from torch.nn.parameter import Parameter
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.registry import storage_nbytes
+from torch_lms.capture.registry import STORAGE, storage_nbytes
 
 untyped_storage = torch._C.TensorBase.untyped_storage
+has_storage = torch._C._has_storage
+"""Whether a tensor has bytes of the kind that we know: no sparse one has, none of mkldnn's, none of a lazy device."""
+
 no_torch_function = torch._C.DisableTorchFunctionSubclass
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
@@ -21,14 +24,16 @@ _PYTHON_KEY = torch._C.DispatchKey.Python
 def tensors_among(values: Any) -> list[Any]:
     """Tensors and storages among ``values`` and in lists there.
 
-    In place of a sparse tensor, or of a subclass that wraps others, its parts: it has no bytes of its own.
+    In place of a sparse tensor, or of a subclass that wraps others, its parts: most have no bytes of their own.
     """
     found: list[Any] = []
     for value in values:
         if type(value) in _PLAIN or isinstance(value, torch.Tensor):
             if is_transformed(value) or (type(value) not in _PLAIN and is_wrapper(value)):
                 found.extend(tensors_among(_wrapped(value)))
-            elif value.layout is torch.strided:
+                if has_bytes(value):
+                    found.append(value)
+            elif has_storage(value):
                 found.append(value)
             else:
                 found.extend(_parts(value))
@@ -56,7 +61,7 @@ def plain_pages(
     for value in values:
         kind = type(value)
         if kind in _PLAIN:
-            if value.layout is not torch.strided:
+            if not has_storage(value):
                 return -1
             storage = untyped_storage(value)
             page = find(storage)
@@ -93,8 +98,30 @@ def storage_of(tensor: Any) -> torch.UntypedStorage:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """Whether ``tensor`` is a subclass that dispatches by itself: it has no bytes of its own."""
+    """Whether ``tensor`` is a subclass that dispatches by itself: most have no bytes of their own."""
     return isinstance(tensor, torch.Tensor) and torch._C._dispatch_keys(tensor).has(_PYTHON_KEY)
+
+
+def has_bytes(wrapper: Any) -> bool:
+    """Whether ``wrapper`` has some of its own all the same, here or away. Others have a size, and no address."""
+    if not has_storage(wrapper) or is_transformed(wrapper):
+        return False
+    storage = untyped_storage(wrapper)
+    try:
+        return bool(STORAGE.data_ptr(storage) or not storage_nbytes(storage))
+    except RuntimeError:  # a storage in name only, as those of jagged tensors
+        return False
+
+
+def wrappers_among(values: Any) -> list[Any]:
+    """Tensors among ``values`` and in lists there that dispatch by themselves."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found.extend(wrappers_among(value))
+        elif is_wrapper(value):
+            found.append(value)
+    return found
 
 
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
@@ -114,11 +141,6 @@ def is_strided(values: Any) -> bool:
         else not isinstance(value, torch.Tensor) or (value.layout is torch.strided and not value.is_nested)
         for value in values
     )
-
-
-def has_wrapper(values: Any) -> bool:
-    """Whether there is one among ``values`` or in lists there."""
-    return any(has_wrapper(value) if isinstance(value, list | tuple) else is_wrapper(value) for value in values)
 
 
 def is_plain(tensor: Any) -> bool:

@@ -23,6 +23,11 @@ class Use(ABC):
     """Itself, written down, if somebody asked for it."""
 
     @property
+    def device(self) -> torch.device | None:
+        """Where it puts what it creates; None if it creates nothing."""
+        return None
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether doing it again would give the same bits."""
         return False

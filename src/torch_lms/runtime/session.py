@@ -1,6 +1,8 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -9,9 +11,10 @@ from typing import Any
 
 import torch
 
+from torch_lms.capture.collectives import Coalescing
 from torch_lms.capture.compiled import CompiledRegions
 from torch_lms.capture.mode import LmsMode, Sink
-from torch_lms.capture.raw import RawAccess, RawPatches
+from torch_lms.capture.raw import ESCAPED, RawAccess, RawPatches
 from torch_lms.capture.registry import STORAGE, Entry, Registry, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.capture.told import Use
@@ -44,6 +47,16 @@ _SMALL = 64 << 10
 """The same for the other integer types."""
 
 
+class _Loan(weakref.ref[Any]):
+    """Pages of ``unit`` that somebody shares, referenced weakly: they stay until whoever that is has died."""
+
+    __slots__ = ("pages", "unit")
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    pages: tuple[PageId, ...]
+    unit: Unit
+
+
 class Session(Sink, RawAccess):
     """Pages of all devices of one kind.
 
@@ -59,12 +72,15 @@ class Session(Sink, RawAccess):
         self.options = options
         self.active = True
         self.min_size = options.min_size
+        self.kind = options.kind
         self.calm = False
         self._is_cpu = options.kind == "cpu"
         self._flights: dict[int, list[Entry]] = {}
         self._young: set[Entry] = set()
         self._caught: dict[int, list[tuple[Unit, tuple[PageId, ...]]]] = {}
         self._held_until: list[tuple[Callable[[], bool], Unit, tuple[PageId, ...]]] = []
+        self._loans: set[_Loan] = set()
+        self._returned: deque[_Loan] = deque()
         self.mode = LmsMode(self)
         self.lock = threading.RLock()
         self.interrupted = False
@@ -76,8 +92,10 @@ class Session(Sink, RawAccess):
         self._units: dict[torch.device, Unit] = {}
         self._default = self._unit_of(_current_device(options.kind))
         self._compiled = CompiledRegions(self._held_for_region)
+        self._coalescing = Coalescing()
         self._patches.install()
         self._compiled.install()
+        self._coalescing.install()
         self._interrupts.install()
         self._calm_down()
 
@@ -112,15 +130,22 @@ class Session(Sink, RawAccess):
             self._bury()
             begun: list[tuple[Unit, tuple[PageId, ...]]] = []
             try:
-                for unit, its in self._by_unit(entries):
-                    begun.append((unit, unit.begin(op, its, new_bytes)))
+                for unit, its, its_bytes in self._shares(op, entries, new_bytes):
+                    begun.append((unit, unit.begin(op, its, its_bytes)))
                     unit.executor.use(its)
                     unit.write_down(op)
-                    new_bytes = 0  # results are made on the device of the first argument
             except BaseException:
                 for unit, pages in begun:
                     unit.tell(OpEnds(pages, ()))
                 raise
+
+    def _shares(self, op: Use, entries: list[Entry], new_bytes: int) -> list[tuple[Unit, list[Entry], int]]:
+        """What ``op`` uses and creates, by device."""
+        groups = self._by_unit(entries)
+        maker = groups[0][0] if self._is_cpu or not new_bytes else self._unit_of(_with_index(op.device))
+        if all(unit is not maker for unit, _ in groups):
+            groups.append((maker, []))
+        return [(unit, its, new_bytes if unit is maker else 0) for unit, its in groups if its or unit is maker]
 
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         if self._is_left_alone(entries):
@@ -144,6 +169,19 @@ class Session(Sink, RawAccess):
                 pages = tuple(entry.page for entry in its)
                 unit.tell(Pinned(pages))
                 self._held_until.append((is_over, unit, pages))
+
+    def lend(self, entries: list[Entry], borrower: object) -> None:
+        if not CAN_SWAP:  # by lending PyTorch makes a storage one that refuses to be resized
+            self.export(entries, ESCAPED)
+        if not CAN_SWAP or self._is_left_alone(entries):
+            return
+        with self.lock:
+            self._bury()
+            for unit, its in self._by_unit(entries):
+                loan = _Loan(borrower, self._returned.append)
+                loan.unit, loan.pages = unit, tuple(entry.page for entry in its)
+                unit.tell(Pinned(loan.pages))
+                self._loans.add(loan)
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
@@ -175,6 +213,11 @@ class Session(Sink, RawAccess):
             return
         with self.lock:
             self._notice_size(entry)
+
+    def retyped(self, tensor: torch.Tensor) -> None:
+        entry = self._registry.find(storage_of(tensor))
+        if entry is not None and _is_read_unseen(tensor, entry.nbytes):
+            self.export([entry], "read by PyTorch unseen")
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return any(unit.executor.is_out_of_memory(error) for unit in self._units.values())
@@ -359,9 +402,7 @@ class Session(Sink, RawAccess):
             counters = [unit.pager.counters for unit in units]
             ledgers = [unit.pager.book.ledger for unit in units]
             foresights = [unit.foresight for unit in units if unit.foresight is not None]
-            unpaged: dict[str, int] = {}
-            for page in (page for unit in units for page in unit.pager.book if page.unpageable):
-                unpaged[page.unpageable] = unpaged.get(page.unpageable, 0) + page.nbytes
+            unpaged = self._unpaged()
             return Stats(
                 steps=max(c.steps for c in counters),
                 demand_bytes=sum(c.demand_bytes for c in counters),
@@ -396,6 +437,17 @@ class Session(Sink, RawAccess):
                     "retry": sum(unit.recoveries for unit in units),
                 },
             )
+
+    def _unpaged(self) -> dict[str, int]:
+        """Bytes that stay on their devices, by reason; what is lent among them."""
+        lent = {(loan.unit, page) for loan in self._loans for page in loan.pages}
+        found: dict[str, int] = {}
+        for unit in self._units.values():
+            for page in unit.pager.book:
+                reason = page.unpageable or (ESCAPED if (unit, page.id) in lent else "")
+                if reason:
+                    found[reason] = found.get(reason, 0) + page.nbytes
+        return found
 
     def traffic_ratio(self) -> float | None:
         """See ``Stats``.
@@ -466,6 +518,7 @@ class Session(Sink, RawAccess):
         self.active = self.calm = False
         self._patches.uninstall()
         self._compiled.uninstall()
+        self._coalescing.uninstall()
 
     def _cannot_end(self) -> DeviceFullError:
         books = [unit.pager.book for unit in self._units.values()]
@@ -531,7 +584,7 @@ class Session(Sink, RawAccess):
     ) -> Entry | None:
         if storage.device.type != self.options.kind or self._lost_to_fork is not None:
             return None
-        if tensor is not None and (_is_read_unseen(tensor, storage) or tensor._is_zerotensor()):
+        if tensor is not None and (_is_read_unseen(tensor, storage_nbytes(storage)) or tensor._is_zerotensor()):
             return None
         with self.lock:
             entry = self._registry.find(storage)
@@ -553,13 +606,17 @@ class Session(Sink, RawAccess):
             return entry
 
     def _bury(self) -> None:
-        """Bring the books up to date: whose storages died, who was born in calm, whose collectives have ended."""
+        """Bring the books up to date: whose storages died, who was born in calm, which loans and collectives ended."""
         self._count_dead()
         while self._young:
             entry = self._young.pop()
             entry.unit.pager.book.ledger.remove(entry.nbytes)
             storage = entry()
             entry.unit.add(entry, "" if storage is None else _why_unpageable(storage, owned=False))
+        while self._returned:
+            loan = self._returned.popleft()
+            self._loans.discard(loan)
+            loan.unit.tell(Unpinned(loan.pages, loan.pages))
         if self._held_until:
             ended = [held for held in self._held_until if held[0]()]
             self._held_until = [held for held in self._held_until if held not in ended]
@@ -626,6 +683,11 @@ def _current_device(kind: str) -> torch.device:
     return torch.device(kind, torch.accelerator.current_device_index())
 
 
+def _with_index(device: torch.device | None) -> torch.device:
+    assert device is not None
+    return device if device.index is not None else _current_device(device.type)
+
+
 def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
     if storage.device.type == "cpu" and storage.is_shared():
         return "shared memory"
@@ -634,10 +696,10 @@ def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
     return ""
 
 
-def _is_read_unseen(tensor: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+def _is_read_unseen(tensor: torch.Tensor, nbytes: int) -> bool:
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
-    return bool(storage_nbytes(storage) < _READ_UNSEEN.get(tensor.dtype, _SMALL))
+    return nbytes < _READ_UNSEEN.get(tensor.dtype, _SMALL)
 
 
 def _check(entry: Entry, storage: torch.UntypedStorage) -> None:

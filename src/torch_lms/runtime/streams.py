@@ -148,6 +148,7 @@ class StreamExecutor(Executor):
         storage, use = entry(), self._use_of(entry)
         if storage is None:
             return
+        self._let_finish(use)
         try:
             self._device.free(storage)
         except KeyboardInterrupt:  # the pager cannot know how far that came, and takes the page for gone
@@ -156,13 +157,13 @@ class StreamExecutor(Executor):
         finally:
             use.streams, use.arrived = set(), None
 
-    def drop(self, entry: Entry) -> None:
-        """Its memory may be handed out again at once to its home, while other streams still use it."""
-        use = self._use_of(entry)
+    def _let_finish(self, use: _Use) -> None:
+        """Its memory may be handed out again at once to its home, while other streams still use it: those that there is
+        no copy to wait for, or that have read it since that was made.
+        """
         for owner in self._owners(use):
             for stream in use.streams - {owner}:
                 self._device.wait(owner, self._device.record(stream))
-        self.release(entry)
 
     def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         """On the page's home, to which its memory must belong (see ``start_fetch``)."""

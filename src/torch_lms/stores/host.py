@@ -161,7 +161,8 @@ class HostStore(Store):
         memory = self._locked(min(max(needed, self._slab_bytes), self._room()), needed)
         # a gap: no page may lie across two slabs
         base = self._extents.grow(memory.nbytes, gap=_GRAIN)
-        self._slabs.append(_Slab(base, memory, memory.numpy()))
+        array = torch._C.TensorBase.numpy(memory)  # which is never patched: slabs are no pages
+        self._slabs.append(_Slab(base, memory, array))
 
     def _room(self) -> int:
         return (self._capacity - self._extents.total_bytes) // _GRAIN * _GRAIN

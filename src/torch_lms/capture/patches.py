@@ -1,0 +1,94 @@
+"""Replaces functions of PyTorch's while a session is on, so that nobody can tell (N11)."""
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from types import MethodType, ModuleType
+from typing import Any
+
+import torch
+
+from torch_lms.capture.compiled import allow_in_graphs
+
+Call = Callable[..., Any]
+Around = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
+"""Is given the original function and its arguments, and calls it."""
+
+_has_torch_function = torch._C._has_torch_function
+_skip_one_hop: Callable[..., Any] | None = getattr(torch._C, "_skip_one_hop_torch_function", None)
+
+
+class Patched:
+    """A function of PyTorch's with something done around it.
+
+    It equals the function and has its hash: tables that PyTorch, or a subclass of Tensor, made of functions still find
+    it, the compiler's among them. It keeps the protocol of ``__torch_function__``: what is done around the function
+    uses up none of the hops that ``torch.overrides.redispatch_function`` skips.
+    """
+
+    __wrapped__: Call
+
+    def __init__(self, owner: Any, name: str, original: Call, around: Around) -> None:
+        self._owner, self._name, self._original, self._around = owner, name, original, around
+        update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        original = self._original
+        if all(map(is_ordinary, args)) and not torch._C._len_torch_function_stack():
+            return self._around(original, args, kwargs)
+        if _has_torch_function(args) or _skip_one_hop is None:
+            return self._around(original, args, kwargs)
+        # Nobody is to be asked any more. If that is so for one hop only, the question above has used it up.
+        skipping = _skip_one_hop
+        return self._around(lambda *args, **kwargs: skipping(original, (), args, kwargs), args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._original == other
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return (getattr, (self._owner, self._name)) if isinstance(self._owner, type) else self._name
+
+
+def is_ordinary(value: Any) -> bool:
+    """Whether nobody but PyTorch has a say in what functions do with ``value``."""
+    kind = type(value)
+    return kind is torch.Tensor or kind is torch.nn.Parameter or not hasattr(kind, "__torch_function__")
+
+
+class Patches:
+    """What was replaced, so that it can be put back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def around(self, owner: Any, name: str, around: Around) -> None:
+        """Do ``around`` at each call of ``owner.name``; nothing where there is none: some are younger than 2.11."""
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+        patched = Patched(owner, name, original, around)
+        self.replace(owner, name, patched)
+        if isinstance(owner, ModuleType):  # methods it knows by their names
+            self.later(allow_in_graphs(patched))
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set ``owner.name``."""
+        if name in vars(owner):
+            self.later(partial(setattr, owner, name, vars(owner)[name]))
+        else:
+            self.later(partial(delattr, owner, name))
+        setattr(owner, name, value)
+
+    def later(self, undo: Callable[[], None]) -> None:
+        """Do ``undo``, too, when all is undone."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put everything back as it was, the last first."""
+        while self._undo:
+            self._undo.pop()()
