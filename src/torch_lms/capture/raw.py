@@ -16,7 +16,7 @@ import torch.utils.dlpack
 from torch_lms.capture.composites import Composites
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
-from torch_lms.capture.tensors import storage_of, tensors_among
+from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among
 from torch_lms.capture.told import RawUse, Told
 from torch_lms.errors import UnsupportedError
 from torch_lms.imported import once_imported
@@ -203,10 +203,13 @@ class RawPatches:
 
     def _asking_address(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Of whoever only compares addresses nothing escapes: it is given a number that no other page has."""
+        owner = args[:1]
+        if is_wrapper(args[0]) and not has_bytes(args[0]):
+            owner = ()  # its parts' addresses are not asked for
         if _only_compares(sys._getframe(2)):
-            entries = self._known(args[:1])
+            entries = self._known(owner)
             return _stand_in(args[0], entries[0]) if entries else call(*args, **kwargs)
-        self._export(args[:1], ESCAPED)
+        self._export(owner, ESCAPED)
         address = call(*args, **kwargs)
         return STORAGE.data_ptr(args[0]._untyped_storage) if isinstance(args[0], torch.TypedStorage) else address
 

@@ -3,7 +3,8 @@
 Who waits for whom (N5). "Home" is the stream for which a page's memory was allocated, and to which it goes back.
 
 1. A copy down waits for every stream that used the page.
-2. Home waits for the copy down before the memory is freed: it may be handed out again there at once.
+2. Home waits for the copy down before the memory is freed: it may be handed out again there at once. It waits, too,
+   for every other stream that used the page since the copy was made, or of which there is no copy (but see 5).
 3. A copy up waits for home at the moment of the allocation: whoever had the memory before may still be queued there.
    Home has waited for the program's current stream, which may still use what the program let go of.
    Home has waited for the copy down (2), so the copy up is behind that, too.
@@ -148,7 +149,8 @@ class StreamExecutor(Executor):
         storage, use = entry(), self._use_of(entry)
         if storage is None:
             return
-        self._let_finish(use)
+        if use.arrived is None:  # else the allocator was told of them (5)
+            self._let_finish(use)
         try:
             self._device.free(storage)
         except KeyboardInterrupt:  # the pager cannot know how far that came, and takes the page for gone
@@ -158,8 +160,8 @@ class StreamExecutor(Executor):
             use.streams, use.arrived = set(), None
 
     def _let_finish(self, use: _Use) -> None:
-        """Its memory may be handed out again at once to its home, while other streams still use it: those that there is
-        no copy to wait for, or that have read it since that was made.
+        """The page's memory may be handed out again at once to its home, while other streams still use it: there is no
+        copy to wait for, or they have read the page since that was made.
         """
         for owner in self._owners(use):
             for stream in use.streams - {owner}:
