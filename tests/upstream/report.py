@@ -1,0 +1,70 @@
+"""What is printed at the end."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from tests.upstream.exceptions import KNOWN, Known
+from tests.upstream.judging import ANY_MODE, EQUAL, NAMED, NOT_RUN, ONLY_LMS, RUN, UNREPEATABLE, Verdict
+
+
+def table(verdicts: list[Verdict], title: str) -> Table:
+    """A row for each file and setting, and for each setting over all files."""
+    columns = ("run", "moved", "evictions", "recomputes", "compared", *(ANY_MODE, UNREPEATABLE), "named", ONLY_LMS)
+    shown = Table("file", "setting", *columns, title=title)
+    for column in shown.columns[2:]:
+        column.justify = "right"
+    settings = dict.fromkeys(verdict.setting for verdict in verdicts)
+    files = list(dict.fromkeys(verdict.file for verdict in verdicts))
+    for file in [*files, "all"]:
+        for setting in settings:
+            its = [v for v in verdicts if file in (v.file, "all") and v.setting == setting and v.state in RUN]
+            shown.add_row(file, setting, *(f"{figure:,}" for figure in _figures(its)))
+        shown.add_section()
+    return shown
+
+
+def _figures(ran: list[Verdict]) -> Iterator[int]:
+    states = Counter(verdict.state for verdict in ran)
+    yield len(ran)
+    yield sum(bool(verdict.evictions or verdict.fetches) for verdict in ran)
+    yield sum(verdict.evictions for verdict in ran)
+    yield sum(verdict.recomputes for verdict in ran)
+    yield sum(verdict.compared for verdict in ran)
+    yield from (states[state] for state in (ANY_MODE, UNREPEATABLE, NAMED, ONLY_LMS))
+
+
+def not_counted(verdicts: list[Verdict]) -> Iterator[str]:
+    """A line for each file with runs that say nothing."""
+    for file in dict.fromkeys(verdict.file for verdict in verdicts):
+        states = Counter(verdict.state for verdict in verdicts if verdict.file == file)
+        others = [f"{count} {state}" for state, count in sorted(states.items()) if state not in RUN]
+        if others:
+            yield f"{file}, tests times settings: {', '.join(others)}"
+
+
+def failure(verdict: Verdict) -> str:
+    """The line for one."""
+    return f"{verdict.file} {verdict.test} [{verdict.setting}]: {verdict.detail}"
+
+
+def name_known(verdict: Verdict) -> None:
+    """Mark a failure that is among the exceptions."""
+    if verdict.state == ONLY_LMS and known_of(verdict) is not None:
+        verdict.state = NAMED
+
+
+def known_of(verdict: Verdict) -> Known | None:
+    """The exception that names this test at this setting."""
+    return next((known for known in KNOWN if known.covers(verdict.file, verdict.test, verdict.setting)), None)
+
+
+def no_longer_needed(verdicts: list[Verdict]) -> list[Known]:
+    """Exceptions that name tests which all ran, and all passed."""
+    states: dict[Known, set[str]] = {}
+    for verdict in verdicts:
+        for known in KNOWN:
+            if known.covers(verdict.file, verdict.test, verdict.setting):
+                states.setdefault(known, set()).add(verdict.state)
+    return [known for known, seen in states.items() if EQUAL in seen and not seen & {NAMED, NOT_RUN}]
