@@ -63,17 +63,22 @@ class Run:
         judged: queue.SimpleQueue[Verdict | Exception] = queue.SimpleQueue()
         for job in jobs:
             waiting.put(job)
-        threads = [threading.Thread(target=self._drain, args=(waiting, judged)) for _ in range(self.workers)]
-        for thread in threads:
-            thread.start()
-        for _ in range(len(jobs) * len(self.settings)):
-            verdict = judged.get()
-            if isinstance(verdict, Exception):
-                raise verdict
-            yield verdict
+        workers = [Worker(self.folder, self.seconds) for _ in range(self.workers)]
+        for worker in workers:
+            threading.Thread(target=self._drain, args=(worker, waiting, judged), daemon=True).start()
+        try:
+            for _ in range(len(jobs) * len(self.settings)):
+                verdict = judged.get()
+                if isinstance(verdict, Exception):
+                    raise verdict
+                yield verdict
+        finally:
+            for worker in workers:
+                worker.close()
 
-    def _drain(self, waiting: "queue.SimpleQueue[Job]", judged: "queue.SimpleQueue[Verdict | Exception]") -> None:
-        worker = Worker(self.folder, self.seconds)
+    def _drain(
+        self, worker: Worker, waiting: "queue.SimpleQueue[Job]", judged: "queue.SimpleQueue[Verdict | Exception]"
+    ) -> None:
         try:
             while not waiting.empty():
                 for verdict in self._judge(worker, waiting.get_nowait()):
@@ -82,8 +87,6 @@ class Run:
             pass
         except Exception as error:
             judged.put(error)
-        finally:
-            worker.close()
 
     def _judge(self, worker: Worker, job: Job) -> Iterator[Verdict]:
         judge = Judge(worker, job.file, job.test)
@@ -115,11 +118,11 @@ def conclude(verdicts: list[Verdict], folder: Path, console: Console) -> bool:
         console.print(f"named exception: {reason}", markup=False)
     for known in report.no_longer_needed(verdicts):
         console.print(f"no longer needed: {known.file} {known.test} [{known.settings}]: {known.reason}", markup=False)
-    failures = sorted(report.failure(verdict) for verdict in verdicts if verdict.state == ONLY_LMS)
-    console.print(f"{len(failures)} only under LMS{':' if failures else ''}")
-    for line in failures:
+    failing = {(verdict.file, verdict.test) for verdict in verdicts if verdict.state == ONLY_LMS}
+    console.print(f"{len(failing)} tests fail only under LMS")
+    for line in report.failures(verdicts):
         console.print(line, markup=False)
-    return bool(failures)
+    return bool(failing)
 
 
 def _settings(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -153,13 +156,17 @@ def main(
     workers: int,
     kept: TextIO | None,
 ) -> None:
-    """Run PyTorch's own tests, from the source tree at FOLDER, plain and under LMS. FILES are names such as test_autograd."""
+    """Run PyTorch's own tests plain and under LMS.
+
+    FOLDER is a source tree of PyTorch; FILES are names such as test_autograd or nn/test_convolution.
+    """
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     deadline = time.monotonic() + minutes * 60
     folder = folder.resolve()
-    if warning := source.check_tree(folder):
+    warning, names = source.check_tree(folder), source.check_files(folder, files or tuple(source.FILES))
+    if warning:
         console.print(f"warning: {warning}", markup=False)
-    strides = {name: every or source.FILES.get(name, 1) for name in source.check_files(folder, files or source.FILES)}
+    strides = {name: every or source.FILES.get(name, 1) for name in names}
     if not files and not every and quick:
         strides = {name: stride * source.QUICK for name, stride in strides.items()}
     run = Run(folder, chosen or (settings.QUICK if quick else settings.DEFAULT), workers, time_out, deadline)
@@ -172,7 +179,7 @@ def main(
             verdicts.append(verdict)
             status.update(f"{len(verdicts)} of {len(jobs) * len(run.settings)}: {verdict.file} {verdict.test}")
             if verdict.state == ONLY_LMS:
-                console.print(report.failure(verdict), markup=False)
+                console.print("\n".join(report.failures([verdict])), markup=False)
             if kept is not None:
                 print(json.dumps(asdict(verdict)), file=kept, flush=True)
     sys.exit(conclude(verdicts, folder, console))

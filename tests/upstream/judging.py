@@ -73,10 +73,10 @@ class Judge:
         elif paged.state == "passed" and not again.equals(plain):
             return UNREPEATABLE, paged
         under_mode = self._ask(EMPTY_MODE, repeats)
+        if under_mode.equals(paged) or paged.state != "passed" != under_mode.state:
+            return ANY_MODE, paged
         self._worker.close()  # what failed may have left things behind
-        if paged.state != "passed":
-            return (ANY_MODE if under_mode.state != "passed" else ONLY_LMS), paged
-        return (ANY_MODE if under_mode.equals(paged) else ONLY_LMS), paged
+        return ONLY_LMS, paged
 
     def _plain_run(self, repeats: int) -> Outcome:
         """Once for all settings. A test that fails is not repeated."""

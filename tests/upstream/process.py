@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from tests.upstream.outcome import Outcome
@@ -27,7 +28,7 @@ class Worker:
         self._folder, self._seconds = folder, seconds
         self._process: subprocess.Popen[str] | None = None
         self._file = ""
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this)
         self.tests: list[str] = []
         self.absent: list[str] = []
 
@@ -45,10 +46,7 @@ class Worker:
         print(json.dumps([test, way, repeats]), file=self._process.stdin, flush=True)
         began = time.monotonic()
         line = self._answer(self._seconds)
-        if line:
-            outcome = Outcome(**json.loads(line))
-        else:
-            outcome = self._obituary(time.monotonic() - began)
+        outcome = Outcome(**json.loads(line)) if line else self._obituary(time.monotonic() - began)
         if outcome.stuck:
             self.close()
         return outcome
@@ -56,10 +54,8 @@ class Worker:
     def close(self) -> None:
         """End the process, and what it started."""
         if self._process is not None:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own
-            except ProcessLookupError:
-                pass
             self._process.communicate()
             self._process = None
 
@@ -68,6 +64,7 @@ class Worker:
         self._said.truncate()
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
+            "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
             "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu",
         }

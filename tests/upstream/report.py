@@ -17,7 +17,7 @@ def table(verdicts: list[Verdict], title: str) -> Table:
         column.justify = "right"
     settings = dict.fromkeys(verdict.setting for verdict in verdicts)
     files = list(dict.fromkeys(verdict.file for verdict in verdicts))
-    for file in [*files, "all"]:
+    for file in [*files, *(["all"] if len(files) > 1 else [])]:
         for setting in settings:
             its = [v for v in verdicts if file in (v.file, "all") and v.setting == setting and v.state in RUN]
             shown.add_row(file, setting, *(f"{figure:,}" for figure in _figures(its)))
@@ -44,9 +44,13 @@ def not_counted(verdicts: list[Verdict]) -> Iterator[str]:
             yield f"{file}, tests times settings: {', '.join(others)}"
 
 
-def failure(verdict: Verdict) -> str:
-    """The line for one."""
-    return f"{verdict.file} {verdict.test} [{verdict.setting}]: {verdict.detail}"
+def failures(verdicts: list[Verdict]) -> list[str]:
+    """A line for each test that fails under LMS only, with the settings where it does so alike."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for verdict in verdicts:
+        if verdict.state == ONLY_LMS:
+            alike.setdefault((verdict.file, verdict.test, verdict.detail), []).append(verdict.setting)
+    return [f"{file} {test} [{', '.join(its)}]: {detail}" for (file, test, detail), its in sorted(alike.items())]
 
 
 def name_known(verdict: Verdict) -> None:

@@ -77,7 +77,7 @@ def _without_lms(way: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _under_lms(setting: Setting, outcome: Outcome) -> Iterator[Callable[[], None]]:
-    """What LMS does wrong at the end goes into ``outcome``: a test that expects to fail would be pleased by an error."""
+    """What LMS does wrong at the end goes into ``outcome``: an error would please a test that expects to fail."""
     with ExitStack() as stack:
         lms = stack.enter_context(torch_lms.session(**setting.options()))
         try:
@@ -112,8 +112,8 @@ def _line(error: Exception) -> str:
 
 
 def _error_line(traceback: str) -> str:
-    """The line that names the error: the first after the last frame."""
+    """What follows the last frame, in one line."""
     lines = traceback.rstrip().splitlines()
-    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
-    after = [line for line in lines[frames[-1] + 1 :] if line.strip()] if frames else lines
-    return (after or lines)[0][:300]
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    after = [line.strip() for line in lines[frames[-1] + 1 :] if line.strip() and line[:1] != " "] if frames else lines
+    return " ".join(after or lines)[:200]

@@ -38,7 +38,8 @@ def check_tree(folder: Path) -> str:
     its, ours = _numbers(told), _numbers(installed)
     if its[:1] != ours[:1]:
         raise click.ClickException(
-            f"{folder} is PyTorch {told[:40]!r}, and {installed} is installed: another major version's tests say nothing"
+            f"{folder} is PyTorch {told[:40]!r}, and {installed} is installed: "
+            "give a source tree of the same major version"
         )
     if its == ours:
         return ""
