@@ -3,8 +3,10 @@
 Answers are JSON lines on what was standard output. The tests' own output goes to standard error.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import unittest
 from collections.abc import Iterator
@@ -13,10 +15,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
     """``worker FOLDER FILE``, with questions ``[test, way, repeats]`` on standard input."""
     folder, name = Path(sys.argv[1]), sys.argv[2]
+    _end_with_parent()
     questions, answers = _take_streams()
     file = folder / "test" / f"{name}.py"
     sys.argv = [str(file)]  # tests look there for the running script
@@ -38,6 +43,12 @@ def main() -> None:
         test, way, repeats = json.loads(line)
         case, method = tests[test]
         print(json.dumps(asdict(run_once(case(method), way, repeats, recorder))), file=answers, flush=True)
+
+
+def _end_with_parent() -> None:
+    """Also while a test hangs."""
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError("prctl(PR_SET_PDEATHSIG) failed")
 
 
 def _take_streams() -> tuple[TextIO, TextIO]:
