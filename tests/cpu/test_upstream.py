@@ -14,7 +14,7 @@ from tests.upstream.exceptions import Known
 from tests.upstream.judging import EQUAL, NAMED, ONLY_LMS, Verdict
 
 ROOT = Path(__file__).parents[2]
-SETTING, REPEATED = "reactive-0-1", "planned-2kB-1-x3"
+SETTING, REPEATED = "reactive-0-1", "planned-0-1-x4"
 
 TESTS = """
 import os, signal, time
@@ -128,7 +128,7 @@ def test_repeated_and_chosen(tree: Path, tmp_path: Path) -> None:
     ended = run(tree, "test_x.py", "--settings", REPEATED, "--match", "X.test_passes", "--json", tmp_path / "kept")
     verdicts = [json.loads(line) for line in (tmp_path / "kept").read_text().splitlines()]
     assert {verdict["test"]: (verdict["state"], verdict["compared"]) for verdict in verdicts} == {
-        "TestX.test_passes": ("equal", 6),
+        "TestX.test_passes": ("equal", 8),
         "TestX.test_passes_once": ("fails plain", 0),
     }
     assert ended.returncode == 0

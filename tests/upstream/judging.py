@@ -20,7 +20,7 @@ class Verdict:
     Attributes:
         state: one of those above.
         detail: the last line of the error, or what became of the process.
-        evictions, fetches, recomputes: what LMS did.
+        evictions, fetches, recomputes, planned_steps: what LMS did.
         compared: values whose bits were compared.
         seconds: under LMS, and plain.
     """
@@ -33,6 +33,7 @@ class Verdict:
     evictions: int = 0
     fetches: int = 0
     recomputes: int = 0
+    planned_steps: int = 0
     compared: int = 0
     seconds: tuple[float, float] = (0.0, 0.0)
 
@@ -57,7 +58,8 @@ class Judge:
         if not paged.equals(plain):
             verdict.state, paged = self._explain(setting, repeats, plain, paged)
         verdict.detail = _difference(plain, paged)
-        verdict.evictions, verdict.fetches, verdict.recomputes = paged.evictions, paged.fetches, paged.recomputes
+        verdict.evictions, verdict.fetches = paged.evictions, paged.fetches
+        verdict.planned_steps, verdict.recomputes = paged.planned_steps, paged.recomputes
         verdict.compared, verdict.seconds = len(paged.digests), (paged.seconds, plain.seconds)
         return verdict
 

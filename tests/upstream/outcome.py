@@ -14,7 +14,7 @@ class Outcome:
         state: "passed", "failed", "skipped", "crashed" or "timed out".
         detail: the last line of the error, or of what the process said.
         digests: of all that the test compared, in order.
-        evictions, fetches, recomputes: what LMS did.
+        evictions, fetches, recomputes, planned_steps: what LMS did (see ``torch_lms.Stats``).
         stuck: LMS could not be turned off.
         seconds: how long it took.
     """
@@ -25,6 +25,7 @@ class Outcome:
     evictions: int = 0
     fetches: int = 0
     recomputes: int = 0
+    planned_steps: int = 0
     stuck: bool = False
     seconds: float = 0.0
 

@@ -11,8 +11,8 @@ from tests.upstream.judging import ANY_MODE, EQUAL, NAMED, NOT_RUN, ONLY_LMS, RU
 
 def table(verdicts: list[Verdict], title: str) -> Table:
     """A row for each file and setting, and for each setting over all files."""
-    columns = ("run", "moved", "evictions", "recomputes", "compared", *(ANY_MODE, UNREPEATABLE), "named", ONLY_LMS)
-    shown = Table("file", "setting", *columns, title=title)
+    columns = ("run", "moved", "planned", "evictions", "made again", "compared")
+    shown = Table("file", "setting", *columns, ANY_MODE, UNREPEATABLE, "named", ONLY_LMS, title=title)
     for column in shown.columns[2:]:
         column.justify = "right"
     settings = dict.fromkeys(verdict.setting for verdict in verdicts)
@@ -29,6 +29,7 @@ def _figures(ran: list[Verdict]) -> Iterator[int]:
     states = Counter(verdict.state for verdict in ran)
     yield len(ran)
     yield sum(bool(verdict.evictions or verdict.fetches) for verdict in ran)
+    yield sum(bool(verdict.planned_steps) for verdict in ran)
     yield sum(verdict.evictions for verdict in ran)
     yield sum(verdict.recomputes for verdict in ran)
     yield sum(verdict.compared for verdict in ran)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -16,6 +17,11 @@ import torch_lms
 from tests.upstream.digests import Recorder
 from tests.upstream.outcome import EMPTY_MODE, PLAIN, Outcome
 from tests.upstream.settings import SETTINGS, Setting
+from torch_lms.planner import Speeds
+from torch_lms.runtime import foresight
+
+_SLOW_LINK = Speeds(1e5, 1e5)
+"""Bytes per second, in plans: whatever can be made again is."""
 
 
 class EmptyMode(TorchDispatchMode):
@@ -56,11 +62,11 @@ def _repeated(body: Callable[[], Any], around: Any, repeats: int, recorder: Reco
         with around as end_step:
             recorder.on = True
             try:
-                for number in range(repeats):
+                for _ in range(repeats):
                     if repeats > 1:
                         seed()
                     body()
-                    if number < repeats - 1:
+                    if repeats > 1:
                         end_step()
             finally:
                 recorder.on = False
@@ -79,12 +85,15 @@ def _without_lms(way: str) -> Iterator[Callable[[], None]]:
 def _under_lms(setting: Setting, outcome: Outcome) -> Iterator[Callable[[], None]]:
     """What LMS does wrong at the end goes into ``outcome``: an error would please a test that expects to fail."""
     with ExitStack() as stack:
+        if setting.repeats > 1:
+            stack.enter_context(patch.object(foresight, "Speeds", lambda *_: _SLOW_LINK))
         lms = stack.enter_context(torch_lms.session(**setting.options()))
         try:
             yield lms.step
         finally:
             stats = lms.stats()
-            outcome.evictions, outcome.fetches, outcome.recomputes = stats.evictions, stats.fetches, stats.recomputes
+            outcome.evictions, outcome.fetches = stats.evictions, stats.fetches
+            outcome.planned_steps, outcome.recomputes = stats.planned_steps, stats.recomputes
             for name, end in (("validate()", lms.validate), ("disable()", stack.close)):
                 try:
                     end()

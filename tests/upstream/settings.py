@@ -22,16 +22,18 @@ class Setting:
         return {"policy": self.policy, "limit": self.limit, "min_size": self.min_size, "device": "cpu"}
 
 
+# A plan is made of a kind of step that came twice. The first step of a session is unlike the others, so the fourth
+# is the first that follows a plan.
 _ALL = (
     Setting("reactive", "0", "1"),
-    Setting("planned", "2kB", "1", repeats=3),
-    Setting("reactive", "0", "64"),
+    Setting("planned", "0", "1", repeats=4),
+    Setting("planned", "2kB", "64"),
+    Setting("reactive", "0", "1MiB"),
+    Setting("planned", "2kB", "1", repeats=4),
+    Setting("planned", "0", "64"),
     Setting("planned", "0", "1MiB"),
-    Setting("planned", "0", "1"),
-    Setting("planned", "0", "64", repeats=3),
+    Setting("reactive", "0", "64"),
     Setting("reactive", "2kB", "1"),
-    Setting("reactive", "2kB", "1MiB"),
-    Setting("planned", "2kB", "1MiB", repeats=3),
 )
 
 SETTINGS = {str(setting): setting for setting in _ALL}
