@@ -91,7 +91,7 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 def test_what_becomes_of_each_test(tree: Path, tmp_path: Path) -> None:
-    ended = run(tree, "test_x", "--settings", SETTING, "--time-out", 4, "--json", tmp_path / "kept")
+    ended = run(tree, "test_x", "--settings", SETTING, "--time-out", 8, "--json", tmp_path / "kept")
     verdicts = [json.loads(line) for line in (tmp_path / "kept").read_text().splitlines()]
     assert {verdict["test"].removeprefix("TestX.test_"): verdict["state"] for verdict in verdicts} == {
         "passes": "equal",
@@ -114,7 +114,7 @@ def test_what_becomes_of_each_test(tree: Path, tmp_path: Path) -> None:
     assert "4 tests fail only under LMS" in ended.stdout
     for line in (
         "test_x TestX.test_kills_under_lms [reactive-0-1]: crashed: SIGSEGV: ",
-        "test_x TestX.test_hangs_under_lms [reactive-0-1]: timed out: after 4 s",
+        "test_x TestX.test_hangs_under_lms [reactive-0-1]: timed out: after 8 s",
         "test_x TestX.test_fails_under_lms [reactive-0-1]: AssertionError: 'LmsMode' unexpectedly found",
         "test_x TestX.test_other_bits_under_lms [reactive-0-1]: bits differ: 1 of 2 compared values",
     ):

@@ -49,6 +49,13 @@ def run_once(test: unittest.TestCase, way: str, repeats: int, recorder: Recorder
     return outcome
 
 
+def warm_up() -> None:
+    """Import what the first test and the first session would, which is seconds of a test's time."""
+    torch.compiler.set_stance("default")
+    with torch_lms.session(limit=0, min_size=1, device="cpu"):
+        torch.ones(2).sum()
+
+
 def seed() -> None:
     """Of every generator that tests draw from."""
     torch.manual_seed(0)

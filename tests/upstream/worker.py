@@ -31,13 +31,14 @@ def main() -> None:
 
     from tests.upstream.absent import fill_in
     from tests.upstream.digests import Recorder
-    from tests.upstream.running import run_once
+    from tests.upstream.running import run_once, warm_up
 
     torch.set_num_threads(1)
     recorder = Recorder()
     recorder.install()
     absent = fill_in(file)
     tests = _tests(name)
+    warm_up()
     print(json.dumps({"tests": list(tests), "absent": absent}), file=answers, flush=True)
     for line in questions:
         test, way, repeats = json.loads(line)
