@@ -17,11 +17,14 @@ import torch_lms
 from tests.upstream.digests import Recorder
 from tests.upstream.outcome import EMPTY_MODE, PLAIN, Outcome
 from tests.upstream.settings import SETTINGS, Setting
-from torch_lms.planner import Speeds
+from torch_lms.planner import Speeds, plan
 from torch_lms.runtime import foresight
 
-_SLOW_LINK = Speeds(1e5, 1e5)
-"""Bytes per second, in plans: whatever can be made again is."""
+_FOR_PLANS = (
+    (foresight, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be made again is
+    (plan, "_WALKS", plan._WALKS[:2]),  # any plan will do: a good one of a test's thousand operations takes seconds
+    (plan, "_MOST_WALKED", 0),
+)
 
 
 class EmptyMode(TorchDispatchMode):
@@ -92,8 +95,8 @@ def _without_lms(way: str) -> Iterator[Callable[[], None]]:
 def _under_lms(setting: Setting, outcome: Outcome) -> Iterator[Callable[[], None]]:
     """What LMS does wrong at the end goes into ``outcome``: an error would please a test that expects to fail."""
     with ExitStack() as stack:
-        if setting.repeats > 1:
-            stack.enter_context(patch.object(foresight, "Speeds", lambda *_: _SLOW_LINK))
+        for target, name, value in _FOR_PLANS:
+            stack.enter_context(patch.object(target, name, value))
         lms = stack.enter_context(torch_lms.session(**setting.options()))
         try:
             yield lms.step
