@@ -64,6 +64,11 @@ class TestX(TestCase):
     def test_fails_under_any_mode(self):
         self.assertEqual(modes(), [])
 
+    def test_fails_otherwise_under_lms(self):
+        if under_lms():
+            raise KeyError("another error")
+        self.assertEqual(modes(), [])
+
     def test_other_bits_under_any_mode(self):
         self.assertEqual(torch.full((300,), 1.0 + 2**-20 * len(modes())), torch.ones(300))
 
@@ -103,6 +108,7 @@ def test_what_becomes_of_each_test(tree: Path, tmp_path: Path) -> None:
         "hangs_under_lms": "only LMS fails",
         "fails_under_lms": "only LMS fails",
         "other_bits_under_lms": "only LMS fails",
+        "fails_otherwise_under_lms": "only LMS fails",
         "fails_under_any_mode": "as any mode",
         "other_bits_under_any_mode": "as any mode",
         "is_never_the_same": "unrepeatable",
@@ -111,7 +117,7 @@ def test_what_becomes_of_each_test(tree: Path, tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "warning: " in ended.stdout
     assert "common_cuda.what_was_removed" in ended.stdout
-    assert "4 tests fail only under LMS" in ended.stdout
+    assert "5 tests fail only under LMS" in ended.stdout
     for line in (
         "test_x TestX.test_kills_under_lms [reactive-0-1]: crashed: SIGSEGV: ",
         "test_x TestX.test_hangs_under_lms [reactive-0-1]: timed out: after 8 s",
@@ -136,7 +142,7 @@ def test_repeated_and_chosen(tree: Path, tmp_path: Path) -> None:
 
 def test_no_test_begins_when_the_minutes_are_over(tree: Path) -> None:
     ended = run(tree, "test_x", "--minutes", 0, "--every", 5)
-    assert "test_x: 3 of 13 tests, one in 5" in ended.stdout
+    assert "test_x: 3 of 14 tests, one in 5" in ended.stdout
     assert "test_x, tests times settings: 12 not run" in ended.stdout
     assert ended.returncode == 0
 

@@ -5,6 +5,6 @@
     python -m tests.upstream FOLDER test_autograd --match TestAutograd.test_hooks
 
 Each test runs plain first. If it passes, it runs at each setting of LMS, with LMS on around the test method. A test
-that then fails, or compares values with other bits, runs again plain and under an empty dispatch mode. What fails
-there, too, is not LMS's fault.
+that then fails, or compares values with other bits, runs again plain and under an empty dispatch mode. What comes out
+there alike is not LMS's fault.
 """

@@ -75,7 +75,7 @@ class Judge:
         elif paged.state == "passed" and not again.equals(plain):
             return UNREPEATABLE, paged
         under_mode = self._ask(EMPTY_MODE, repeats)
-        if under_mode.equals(paged) or paged.state != "passed" != under_mode.state:
+        if under_mode.equals(paged) or under_mode.fails_as(paged):
             return ANY_MODE, paged
         self._worker.close()  # what failed may have left things behind
         return ONLY_LMS, paged

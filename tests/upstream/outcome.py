@@ -32,3 +32,8 @@ class Outcome:
     def equals(self, other: "Outcome") -> bool:
         """Whether both passed, on the same bits."""
         return self.state == other.state == "passed" and self.digests == other.digests
+
+    def fails_as(self, other: "Outcome") -> bool:
+        """Whether both failed, with the same kind of error."""
+        kinds = {(outcome.state, outcome.detail.split(":")[0]) for outcome in (self, other)}
+        return self.state != "passed" and len(kinds) == 1
