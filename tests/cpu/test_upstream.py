@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.upstream import report, source
+from tests.upstream import exceptions, report, source
 from tests.upstream.__main__ import main
 from tests.upstream.exceptions import Known
-from tests.upstream.judging import EQUAL, NAMED, ONLY_LMS, Verdict
+from tests.upstream.judging import EQUAL, NAMED, NOT_RUN, ONLY_LMS, Verdict
 
 ROOT = Path(__file__).parents[2]
 SETTING, REPEATED = "reactive-0-1", "planned-0-1-x4"
@@ -189,15 +189,20 @@ def test_a_file_that_cannot_be_imported(tree: Path) -> None:
 
 
 def test_exceptions_are_named_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Known("test_x", "TestX.test_[ab]", "*-0-*", "why")
-    monkeypatch.setattr(report, "KNOWN", (known,))
-    failing, passing = (
-        Verdict("test_x", "TestX.test_a", SETTING, ONLY_LMS),
-        Verdict("test_x", "TestX.test_b", SETTING, EQUAL),
+    known, slow = (
+        Known("test_x", "TestX.test_[ab]", "*-x4,*-0-*", "why"),
+        Known("test_x", "*_d", "*", "slow", is_run=False),
     )
+    monkeypatch.setattr(exceptions, "KNOWN", (known, slow))
+    failing = Verdict("test_x", "TestX.test_a", SETTING, ONLY_LMS)
+    passing = Verdict("test_x", "TestX.test_b", SETTING, EQUAL)
     other = Verdict("test_x", "TestX.test_c", SETTING, ONLY_LMS)
-    for verdict in (failing, passing, other):
+    left_out = Verdict("test_x", "TestX.test_d", SETTING, NOT_RUN)
+    for verdict in (failing, passing, other, left_out):
         report.name_known(verdict)
     assert (failing.state, passing.state, other.state) == (NAMED, EQUAL, ONLY_LMS)
-    assert report.no_longer_needed([failing, passing, other]) == []
-    assert report.no_longer_needed([passing, other]) == [known]
+    assert report.named([failing, passing, other, left_out]) == [
+        f"named exception: {known}",
+        f"named exception: {slow}",
+    ]
+    assert report.named([passing, other]) == [f"no longer needed: {known}"]

@@ -14,8 +14,8 @@ import click
 import torch
 from rich.console import Console
 
-from tests.upstream import report, settings, source
-from tests.upstream.judging import NAMED, NOT_RUN, ONLY_LMS, Judge, Verdict
+from tests.upstream import exceptions, report, settings, source
+from tests.upstream.judging import NOT_RUN, ONLY_LMS, Judge, Verdict
 from tests.upstream.process import CannotImport, Worker
 
 
@@ -93,6 +93,8 @@ class Run:
         for setting in self.settings:
             if time.monotonic() > self.deadline:
                 yield Verdict(job.file, job.test, setting, NOT_RUN, "the minutes were over")
+            elif (known := exceptions.known(job.file, job.test, setting)) is not None and not known.is_run:
+                yield Verdict(job.file, job.test, setting, NOT_RUN, known.reason)
             else:
                 worker.load(job.file)
                 yield judge.verdict(setting)
@@ -114,10 +116,8 @@ def conclude(verdicts: list[Verdict], folder: Path, console: Console) -> bool:
     console.print(report.table(verdicts, f"Tests of {folder}, PyTorch {torch.__version__}, plain and under LMS"))
     for line in report.not_counted(verdicts):
         console.print(line, markup=False)
-    for reason in sorted({known.reason for v in verdicts if v.state == NAMED and (known := report.known_of(v))}):
-        console.print(f"named exception: {reason}", markup=False)
-    for known in report.no_longer_needed(verdicts):
-        console.print(f"no longer needed: {known.file} {known.test} [{known.settings}]: {known.reason}", markup=False)
+    for line in report.named(verdicts):
+        console.print(line, markup=False)
     failing = {(verdict.file, verdict.test) for verdict in verdicts if verdict.state == ONLY_LMS}
     console.print(f"{len(failing)} tests fail only under LMS")
     for line in report.failures(verdicts):

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from tests.upstream.exceptions import KNOWN, Known
+from tests.upstream import exceptions
+from tests.upstream.exceptions import Known
 from tests.upstream.judging import ANY_MODE, EQUAL, NAMED, NOT_RUN, ONLY_LMS, RUN, UNREPEATABLE, Verdict
 
 
@@ -56,20 +57,20 @@ def failures(verdicts: list[Verdict]) -> list[str]:
 
 def name_known(verdict: Verdict) -> None:
     """Mark a failure that is among the exceptions."""
-    if verdict.state == ONLY_LMS and known_of(verdict) is not None:
+    if verdict.state == ONLY_LMS and _known(verdict) is not None:
         verdict.state = NAMED
 
 
-def known_of(verdict: Verdict) -> Known | None:
-    """The exception that names this test at this setting."""
-    return next((known for known in KNOWN if known.covers(verdict.file, verdict.test, verdict.setting)), None)
-
-
-def no_longer_needed(verdicts: list[Verdict]) -> list[Known]:
-    """Exceptions that name tests which all ran, and all passed."""
+def named(verdicts: list[Verdict]) -> list[str]:
+    """A line for each exception that was needed, and for each that was not: its tests ran, and all passed."""
     states: dict[Known, set[str]] = {}
     for verdict in verdicts:
-        for known in KNOWN:
-            if known.covers(verdict.file, verdict.test, verdict.setting):
-                states.setdefault(known, set()).add(verdict.state)
-    return [known for known, seen in states.items() if EQUAL in seen and not seen & {NAMED, NOT_RUN}]
+        if (known := _known(verdict)) is not None:
+            states.setdefault(known, set()).add(verdict.state if known.is_run else NAMED)
+    needed = [f"named exception: {known}" for known, seen in states.items() if NAMED in seen]
+    needless = [known for known, seen in states.items() if EQUAL in seen and not seen & {NAMED, NOT_RUN}]
+    return [*needed, *(f"no longer needed: {known}" for known in needless)]
+
+
+def _known(verdict: Verdict) -> Known | None:
+    return exceptions.known(verdict.file, verdict.test, verdict.setting)
