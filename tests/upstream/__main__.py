@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import TextIO
 
@@ -140,7 +141,7 @@ def _settings(context: click.Context, parameter: click.Parameter, value: str) ->
 @click.option("--settings", "chosen", default="", callback=_settings, help="Names with commas between, or `all`.")
 @click.option("--match", default="", help="Only tests whose name contains this, such as TestAutograd.test_hooks.")
 @click.option("--every", type=click.IntRange(1), help="Only every n-th test of each file.")
-@click.option("--minutes", type=click.FloatRange(0), default=float("inf"), help="Begin no test after these.")
+@click.option("--minutes", type=click.FloatRange(0), help="Begin no test later. Without FILES: 60, or 10 (--quick).")
 @click.option("--time-out", type=click.FloatRange(0, min_open=True), default=120.0, show_default=True, help="Seconds.")
 @click.option("--workers", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--json", "kept", type=click.File("w"), help="Every verdict, as JSON lines.")
@@ -151,7 +152,7 @@ def main(
     chosen: tuple[str, ...],
     match: str,
     every: int | None,
-    minutes: float,
+    minutes: float | None,
     time_out: float,
     workers: int,
     kept: TextIO | None,
@@ -161,6 +162,8 @@ def main(
     FOLDER is a source tree of PyTorch; FILES are names such as test_autograd or nn/test_convolution.
     """
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    if minutes is None:
+        minutes = inf if files else 10 if quick else 60
     deadline = time.monotonic() + minutes * 60
     folder = folder.resolve()
     warning, names = source.check_tree(folder), source.check_files(folder, files or tuple(source.FILES))

@@ -9,15 +9,15 @@ import torch
 
 FILES = {
     "test_autograd": 1,
-    "test_torch": 1,
+    "test_torch": 2,
     "test_serialization": 1,
     "test_fake_tensor": 1,
     "test_subclass": 1,
     "test_python_dispatch": 1,
-    "nn/test_convolution": 1,
-    "test_optim": 1,
-    "test_modules": 1,
-    "test_nn": 1,
+    "nn/test_convolution": 3,
+    "test_optim": 20,
+    "test_modules": 25,
+    "test_nn": 10,
 }
 """What runs by default, and of how many of its tests one: some files are long lists of the same for every operator."""
 
