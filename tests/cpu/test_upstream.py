@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 from tests.upstream import exceptions, report, source
 from tests.upstream.__main__ import main
 from tests.upstream.exceptions import Known
-from tests.upstream.judging import EQUAL, NAMED, NOT_RUN, ONLY_LMS, Verdict
+from tests.upstream.judging import EQUAL, NAMED, NOT_RUN, ONLY_LMS, Judge, Verdict
+from tests.upstream.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 SETTING, REPEATED = "reactive-0-1", "planned-0-1-x4"
@@ -186,6 +188,32 @@ def test_a_file_that_cannot_be_imported(tree: Path) -> None:
     ended = run(tree, "test_broken")
     assert ended.stderr == "Error: test_broken.py cannot be imported: ValueError: no\n"
     assert ended.returncode == 1
+
+
+def test_what_is_slow_is_not_repeated() -> None:
+    worker = Mock(seconds=120.0)
+    worker.ask.side_effect = [
+        Outcome("passed"),  # plain
+        Outcome("passed", seconds=20.0),  # paged
+        Outcome("passed"),  # plain, repeated
+    ]
+    judge = Judge(worker, "test_x", "TestX.test_a")
+    assert judge.verdict(SETTING).state == EQUAL
+    assert judge.verdict(REPEATED).state == NOT_RUN
+
+
+def test_a_failure_comes_with_the_run_that_shows_it() -> None:
+    worker = Mock(seconds=120.0)
+    worker.ask.side_effect = [
+        Outcome("passed"),  # plain
+        Outcome("failed", "KeyError: 1", evictions=7),  # paged
+        Outcome("failed", "ValueError: once only"),  # plain again
+        Outcome("failed", "KeyError: 2", evictions=8),  # paged, first in its process
+        Outcome("failed", "IndexError: no"),  # under an empty mode
+    ]
+    verdict = Judge(worker, "test_x", "TestX.test_a").verdict(SETTING)
+    assert (verdict.state, verdict.detail, verdict.evictions) == (ONLY_LMS, "KeyError: 2", 8)
+    assert worker.close.call_count == 3
 
 
 def test_exceptions_are_named_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,9 @@ SKIPPED, FAILS_PLAIN, NOT_RUN = "skipped", "fails plain", "not run"
 RUN = (EQUAL, ANY_MODE, UNREPEATABLE, ONLY_LMS, NAMED)
 """The states of tests that ran under LMS."""
 
+_SHARE_TO_REPEAT = 0.5
+"""Of the time-out: what takes longer is slow, not stuck, and is not repeated."""
+
 
 @dataclass(slots=True)
 class Verdict:
@@ -44,6 +47,7 @@ class Judge:
     def __init__(self, worker: Worker, file: str, test: str) -> None:
         self._worker, self._file, self._test = worker, file, test
         self._plain: dict[int, Outcome] = {}
+        self._once_s = 0.0
 
     def verdict(self, setting: str) -> Verdict:
         """Whether the test passes at this setting as it does without LMS."""
@@ -53,7 +57,11 @@ class Judge:
         if plain.state != "passed":
             verdict.state = SKIPPED if plain.state == "skipped" else FAILS_PLAIN
             return verdict
+        if repeats > 1 and self._once_s * repeats > self._worker.seconds * _SHARE_TO_REPEAT:
+            verdict.state, verdict.detail = NOT_RUN, f"takes {self._once_s:.0f} s once: too long to repeat"
+            return verdict
         paged = self._ask(setting, repeats)
+        self._once_s = max(self._once_s, paged.seconds / repeats)
         verdict.state = EQUAL
         if not paged.equals(plain):
             verdict.state, paged = self._explain(setting, repeats, plain, paged)

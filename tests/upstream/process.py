@@ -22,10 +22,16 @@ class CannotImport(Exception):
 
 
 class Worker:
-    """A process that has imported one test file. It is started when it is needed, and anew after it died."""
+    """A process that has imported one test file. It is started when it is needed, and anew after it died.
+
+    Attributes:
+        seconds: what one run of a test may take.
+        tests: of the file that was imported.
+        absent: what that imports in vain.
+    """
 
     def __init__(self, folder: Path, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
+        self._folder, self.seconds = folder, seconds
         self._process: subprocess.Popen[str] | None = None
         self._file = ""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as this)
@@ -33,7 +39,7 @@ class Worker:
         self.absent: list[str] = []
 
     def load(self, file: str) -> None:
-        """Have ``file`` imported; then ``tests`` are its tests, and ``absent`` is what it imports in vain."""
+        """Have ``file`` imported."""
         if self._process is None or self._file != file:
             self.close()
             self._file = file
@@ -45,7 +51,7 @@ class Worker:
         assert self._process is not None
         print(json.dumps([test, way, repeats]), file=self._process.stdin, flush=True)
         began = time.monotonic()
-        line = self._answer(self._seconds)
+        line = self._answer(self.seconds)
         outcome = Outcome(**json.loads(line)) if line else self._obituary(time.monotonic() - began)
         if outcome.stuck:
             self.close()
@@ -99,8 +105,8 @@ class Worker:
     def _obituary(self, seconds: float) -> Outcome:
         assert self._process is not None
         code = self._process.poll()
-        if code is None and seconds < self._seconds:  # it has closed its pipe, and is about to end
-            code = self._process.wait(self._seconds)
+        if code is None and seconds < self.seconds:  # it has closed its pipe, and is about to end
+            code = self._process.wait(self.seconds)
         words = self._last_words()
         self.close()
         if code is None:

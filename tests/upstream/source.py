@@ -16,7 +16,7 @@ FILES = {
     "test_python_dispatch": 1,
     "nn/test_convolution": 3,
     "test_optim": 20,
-    "test_modules": 25,
+    "test_modules": 40,
     "test_nn": 10,
 }
 """What runs by default, and of how many of its tests one: some files are long lists of the same for every operator."""
