@@ -70,6 +70,8 @@ class Run:
         try:
             for _ in range(len(jobs) * len(self.settings)):
                 verdict = judged.get()
+                if isinstance(verdict, CannotImport):
+                    raise click.ClickException(f"a file cannot be imported a second time: {verdict}")
                 if isinstance(verdict, Exception):
                     raise verdict
                 yield verdict

@@ -49,9 +49,12 @@ class Worker:
         """Run a test of the file in one of the ways (see ``running``)."""
         self.load(self._file)
         assert self._process is not None
-        print(json.dumps([test, way, repeats]), file=self._process.stdin, flush=True)
         began = time.monotonic()
-        line = self._answer(self.seconds)
+        try:
+            print(json.dumps([test, way, repeats]), file=self._process.stdin, flush=True)
+            line = self._answer(self.seconds)
+        except BrokenPipeError:  # it died of what the last test left behind
+            line = ""
         outcome = Outcome(**json.loads(line)) if line else self._obituary(time.monotonic() - began)
         if outcome.stuck:
             self.close()
@@ -62,7 +65,10 @@ class Worker:
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own
-            self._process.communicate()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.stdout.close()  # not read to its end: what left the group may hold the other end
+            self._process.wait()
             self._process = None
 
     def _start(self) -> None:
@@ -71,7 +77,7 @@ class Worker:
         environment = os.environ | {
             "OMP_NUM_THREADS": "1",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-            "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(_ROOT), str(_ROOT / "src")])),
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu",
         }
         self._process = subprocess.Popen(
