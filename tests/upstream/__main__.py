@@ -136,11 +136,17 @@ def _settings(context: click.Context, parameter: click.Parameter, value: str) ->
     return names
 
 
+_SETTINGS_HELP = f"""\
+Names with commas between, or `all`. By default {", ".join(settings.DEFAULT)}; there are also
+{", ".join(name for name in settings.SETTINGS if name not in settings.DEFAULT)}.
+"""
+
+
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.argument("files", nargs=-1)
 @click.option("--quick", is_flag=True, help="A part of the tests, at two settings: ten minutes.")
-@click.option("--settings", "chosen", default="", callback=_settings, help="Names with commas between, or `all`.")
+@click.option("--settings", "chosen", default="", callback=_settings, help=_SETTINGS_HELP)
 @click.option("--match", default="", help="Only tests whose name contains this, such as TestAutograd.test_hooks.")
 @click.option("--every", type=click.IntRange(1), help="Only every n-th test of each file.")
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no test later. Without FILES: 60, or 10 (--quick).")
