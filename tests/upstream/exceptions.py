@@ -38,6 +38,13 @@ KNOWN: tuple[Known, ...] = (
         "too slow to run: hundreds of thousands of operations on one number, which moves at each (1.5 ms for two)",
         is_run=False,
     ),
+    Known(
+        "test_torch",
+        "TestTorchDeviceTypeCPU.test_gather_backward_deterministic_path_cpu",
+        f"{_MIN_SIZE_1},*-64",
+        "too slow to run: reads 40,000 elements one by one, and their whole tensor moves for each",
+        is_run=False,
+    ),
 )
 
 
