@@ -12,8 +12,8 @@ SKIPPED, FAILS_PLAIN, NOT_RUN = "skipped", "fails plain", "not run"
 RUN = (EQUAL, ANY_MODE, UNREPEATABLE, ONLY_LMS, NAMED)
 """The states of tests that ran under LMS."""
 
-_SHARE_TO_REPEAT = 0.5
-"""Of the time-out: what takes longer is slow, not stuck, and is not repeated."""
+_SHARE_TO_REPEAT = 0.25
+"""Of the time-out: what takes longer is slow, not stuck, and is not repeated. To plan it may take as long again."""
 
 
 @dataclass(slots=True)
