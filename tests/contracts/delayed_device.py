@@ -568,7 +568,7 @@ def paged(
     )
     with rig.device.watch():
         session = Session(options, lambda _: rig.executor)
-        hooks = StepHooks(session.step, session.adopt)
+        hooks = StepHooks(session.step, session.adopt, lambda: session.uses, session.suspecting)
         hooks.install()
         attach.attach(session.mode)
         try:

@@ -255,8 +255,10 @@ def test_cuda_graphs_are_refused() -> None:
     patches = RawPatches(Nobody(), "cuda")
     patches.install()
     try:
-        with pytest.raises(UnsupportedError, match="graphs cannot be captured"):
-            torch.cuda.CUDAGraph.capture_begin(Mock())
+        graph = torch.cuda.CUDAGraph
+        for call in (graph.capture_begin, graph.replay, torch.cuda.graph.__enter__):
+            with pytest.raises(UnsupportedError, match="neither captured nor replayed"):
+                call(Mock())
     finally:
         patches.uninstall()
 

@@ -307,3 +307,20 @@ def test_in_inference_too() -> None:
             results = [model(x) for _ in range(6)]
             assert lms.stats().planned_steps > 0
     assert all(same_bits([result], [expected]) for result in results)
+
+
+def test_precision_that_is_set_by_backend() -> None:
+    """PyTorch's older functions raise where backends differ."""
+    matmul, net = torch.backends.cuda.matmul, NETS["encoder with Adam"]
+    limit, before = demand_of(net) // 2, matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError):
+            torch.get_float32_matmul_precision()
+        with one_thread(), torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+            _, step = net()
+            for _ in range(WARM_UP + 3):
+                step()
+            assert lms.stats().recomputes > 0
+    finally:
+        matmul.fp32_precision = before

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 
@@ -33,19 +33,28 @@ _AUTOCAST = reduce(
 )
 """Left out of a repetition: casts were operations of their own."""
 
+
+def _precision(backend: str, operations: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Of matrix products and convolutions in float32. PyTorch's older functions raise where backends differ."""
+    return (
+        partial(_C._get_fp32_precision_getter, backend, operations),
+        partial(_C._set_fp32_precision_setter, backend, operations),
+    )
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_C._get_deterministic_algorithms, _C._set_deterministic_algorithms),
     (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
     (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    (_C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
+    *map(_precision, ("generic", "mkldnn", "mkldnn", "mkldnn", "mkldnn"), ("all", "all", "matmul", "conv", "rnn")),
+    *map(_precision, ("cuda", "cuda", "cuda", "cuda"), ("all", "matmul", "conv", "rnn")),
 )
-"""By which a kernel, and so its rounding, is chosen: how to ask, how to set."""
+"""By which a kernel, and so its rounding, is chosen: how to ask, how to set. What others inherit comes before them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,12 @@ _CONSTRUCTORS: _Roads = {torch: ("tensor", "asarray", "as_tensor"), torch.Tensor
 _SIZE: _Roads = {torch.UntypedStorage: ("nbytes", "size", "__len__")}
 _SCRIPT = "save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter"
 
+_GRAPHS = (
+    (torch.cuda.graph, "__enter__"),  # before it enters a stream that nobody would leave
+    (torch.cuda.CUDAGraph, "capture_begin"),
+    (torch.cuda.CUDAGraph, "replay"),
+)
+
 _COMPARE_ADDRESSES = (
     *("torch._tensor", "torch.serialization", "torch.storage", "safetensors.torch"),
     *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
@@ -130,7 +136,8 @@ class RawPatches:
         if self._kind == "cpu":
             self._composites.install()
         if self._kind == "cuda":
-            patch(torch.cuda.CUDAGraph, "capture_begin", _refusing_graphs)
+            for owner, name in _GRAPHS:
+                patch(owner, name, _refusing_graphs)
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
@@ -345,6 +352,6 @@ def _stand_in(owner: Any, entry: Entry) -> int:
 
 def _refusing_graphs(_call: Call, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
     raise UnsupportedError(
-        "a CUDA graph replays fixed addresses, and LMS moves tensors to others: graphs cannot be captured while it "
-        'is on. Capture before torch_lms.enable(), or do without (torch.compile: not mode="reduce-overhead")'
+        "a CUDA graph replays fixed addresses, and LMS moves tensors to others: graphs can be neither captured nor "
+        'replayed while it is on. Do without (torch.compile: not mode="reduce-overhead"), or torch_lms.disable() first'
     )

@@ -35,7 +35,9 @@ class Lms:
 
     def __init__(self, options: Options) -> None:
         self._session = Session(options, lambda device: _new_executor(device, options))
-        self._steps = StepHooks(self._session.step, self._session.adopt)
+        self._steps = StepHooks(
+            self._session.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting
+        )
         self._threads = threads.ThreadHook(self._session.mode)
         self._steps.install()
         self._threads.install()

@@ -31,6 +31,7 @@ from torch_lms.pager import (
 )
 from torch_lms.residency import UNDER_WAY, PageId, State
 from torch_lms.runtime.executor import CAN_SWAP, Executor
+from torch_lms.runtime.foreign import Seen
 from torch_lms.runtime.interrupts import Interrupts
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
@@ -75,6 +76,8 @@ class Session(Sink, RawAccess):
         self.kind = options.kind
         self.calm = False
         self._is_cpu = options.kind == "cpu"
+        self.uses = 0
+        self._suspicion: Seen | None = None
         self._flights: dict[int, list[Entry]] = {}
         self._young: set[Entry] = set()
         self._caught: dict[int, list[tuple[Unit, tuple[PageId, ...]]]] = {}
@@ -126,6 +129,7 @@ class Session(Sink, RawAccess):
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         if (not entries and new_bytes < self.min_size) or self._is_left_alone(entries):
             return
+        self.uses += 1
         with self.lock:
             self._bury()
             begun: list[tuple[Unit, tuple[PageId, ...]]] = []
@@ -150,6 +154,9 @@ class Session(Sink, RawAccess):
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         if self._is_left_alone(entries):
             return
+        if self._suspicion is not None:
+            self._suspicion.written.update(entry.page for entry in written)
+            written = entries
         with self.lock:
             try:
                 for entry in written:
@@ -245,6 +252,7 @@ class Session(Sink, RawAccess):
     # -- while everything fits (N3) ----------------------------------------------------------------------------------
 
     def fly(self, entries: list[Entry]) -> bool:
+        self.uses += 1
         self._flights[get_ident()] = entries
         if not self.calm:  # asked again, now that whoever ends it would see this flight
             self.land(entries, wrote=False)
@@ -347,6 +355,49 @@ class Session(Sink, RawAccess):
                     self._register(storage, tensor, owned=True)
 
     @contextmanager
+    def suspecting(self, tensors: list[torch.Tensor], expected: list[torch.Tensor], hold: bool) -> Iterator[Seen]:
+        """Inside, ``tensors`` may be written without an operation that shows it: all that is used is taken for written.
+
+        Args:
+            tensors: what may be written.
+            expected: those that will be.
+            hold: keep ``tensors`` on the device, if that has room for all.
+        """
+        entries = self._pages_of(tensors)
+        seen = Seen(set() if self.calm else {entry.page for entry in self._pages_of(expected)})
+        with ExitStack() as held:
+            if not (hold and self._is_held(entries, held)):
+                self._taken_for_written(entries)
+            self._suspicion = seen
+            try:
+                yield seen
+            finally:
+                self._suspicion = None
+
+    def _is_held(self, entries: list[Entry], until: ExitStack) -> bool:
+        """Hold ``entries`` if they fit; whether they do."""
+        if any(sum(entry.nbytes for entry in its) > unit.pager.limit for unit, its in self._by_unit(entries)):
+            return False
+        try:
+            until.enter_context(self._held_entries(entries, {entry.page for entry in entries}))
+        except WorkingSetError:
+            return False
+        return True
+
+    def _taken_for_written(self, entries: list[Entry]) -> None:
+        with self.lock:
+            self._bury()
+            for unit, its in self._by_unit(entries):
+                pages = tuple(entry.page for entry in its)
+                unit.tell(Spoiled(pages))
+                unit.tell(OpEnds((), pages))
+
+    def _pages_of(self, tensors: Iterable[Any]) -> list[Entry]:
+        with no_torch_function():
+            found = {self.entry_of(storage_of(t), t): None for t in tensors_among(tensors)}
+        return [entry for entry in found if entry is not None]
+
+    @contextmanager
     def pinned(self, what: Any) -> Iterator[None]:
         """Keep the tensors in ``what`` (a tensor, a module, or a nest of them) on the device."""
         tensors = tensors_within(what)
@@ -362,10 +413,8 @@ class Session(Sink, RawAccess):
 
     @contextmanager
     def _held(self, tensors: list[Any], written: Sequence[Any] = ()) -> Iterator[None]:
-        with no_torch_function():
-            entries = {e: None for t in tensors if (e := self.entry_of(storage_of(t), t)) is not None}
-            changed = {e.page for t in written if (e := self.find(storage_of(t))) is not None}
-        with self._held_entries(list(entries), changed):
+        changed = {entry.page for entry in self._pages_of(written)}
+        with self._held_entries(self._pages_of(tensors), changed):
             yield
 
     @contextmanager

@@ -9,17 +9,29 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
+
 
 class StepHooks:
-    """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded.
+    """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded, if
+    the module has parameters and pages took part.
 
     Args:
         step: called at each boundary.
         adopt: called with the tensors that a module or an optimizer owns, before it first uses them.
+        uses: tells how often pages were used so far.
+        suspect: inside of it tensors may be written unseen (see ``ForeignOptimizers``).
     """
 
-    def __init__(self, step: Callable[[], None], adopt: Callable[[list[torch.Tensor]], None]) -> None:
-        self._step, self._adopt = step, adopt
+    def __init__(
+        self,
+        step: Callable[[], None],
+        adopt: Callable[[list[torch.Tensor]], None],
+        uses: Callable[[], int],
+        suspect: Suspect,
+    ) -> None:
+        self._step, self._adopt, self._uses = step, adopt, uses
+        self._foreign = ForeignOptimizers(suspect)
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -37,6 +49,7 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._foreign.ends()
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -45,8 +58,10 @@ class StepHooks:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             states = [value for state in optimizer.state.values() for value in state.values()]
             self._adopt([value for value in (*parameters, *states) if isinstance(value, torch.Tensor)])
+        self._foreign.begins(optimizer)
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._foreign.ends()
         self._step()
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,12 +75,17 @@ class StepHooks:
             if module not in self._known:
                 self._known.add(module)
                 self._adopt(list(module.parameters()))
-            inside.now = True
+            inside.now, before = True, self._uses()
             try:
                 return call(module, *args, **kwargs)
             finally:
                 inside.now = False
-                if not torch.is_grad_enabled():
+                if not torch.is_grad_enabled() and self._uses() > before and _has_parameters(module):
                     self._step()
 
         return watched
+
+
+def _has_parameters(module: torch.nn.Module) -> bool:
+    """Whether it is a model: transforms of data and metrics are modules, too."""
+    return next(module.parameters(), None) is not None
