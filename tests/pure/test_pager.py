@@ -639,7 +639,8 @@ def test_demand_is_the_peak_of_the_step_wherever_the_bytes_were(rig_of: RigOf) -
     rig.tell(StepEnded())
     assert rig.pager.counters.demand_bytes == 90
     rig.tell(StepEnded())
-    assert rig.pager.counters.demand_bytes == 60
+    assert rig.pager.step_demand_bytes == 60
+    assert rig.pager.counters.demand_bytes == 90  # of the largest step
     assert rig.pager.counters.steps == 2
 
 

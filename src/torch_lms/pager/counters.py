@@ -13,7 +13,7 @@ class Counters:
         clean_drops: pages freed without a copy, because a lower copy was still valid.
         recomputes, recomputed_bytes: pages made again, and their bytes.
         steps: step boundaries seen.
-        demand_bytes: the most bytes alive at once in the last whole step.
+        demand_bytes: the most bytes alive at once in any whole step.
         room_from_free, room_from_one, room_from_some, room_from_all: operations whose room was simply there, came from
             one page's leaving, from several, or from every page that could leave.
     """

@@ -62,6 +62,7 @@ class Pager:
         self.tiers = dict(tiers)
         self.book = Book()
         self.counters = Counters()
+        self.step_demand_bytes = 0  # of the last whole step
         self.tick = 0
         self._refused: dict[tuple[PageId, Tier | None], str] = {}  # in this step, and why
         self._clean: dict[PageId, Page] = {}
@@ -225,7 +226,8 @@ class Pager:
     def _step_ended(self) -> Iterable[Action]:
         self.counters.steps += 1
         ledger = self.book.ledger
-        self.counters.demand_bytes, ledger.peak_live = ledger.peak_live, ledger.live
+        self.step_demand_bytes, ledger.peak_live = ledger.peak_live, ledger.live
+        self.counters.demand_bytes = max(self.counters.demand_bytes, self.step_demand_bytes)
         self._refused.clear()  # what was full or broken may have been mended
         return self._settle([])
 

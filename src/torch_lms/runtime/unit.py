@@ -170,7 +170,7 @@ class Unit:
     def end_step(self) -> None:
         """A step ended."""
         self.tell(StepEnded())
-        self._demands.append(self.pager.counters.demand_bytes)
+        self._demands.append(self.pager.step_demand_bytes)
         self.count_copies()
 
     def begin_step(self, is_short: bool) -> None:
@@ -215,7 +215,7 @@ class Unit:
     def reset_counts(self) -> None:
         """Start counting anew."""
         self.count_copies()
-        self.pager.counters = Counters(demand_bytes=self.pager.counters.demand_bytes)
+        self.pager.counters = Counters(demand_bytes=self.pager.step_demand_bytes)
         self.pager.book.ledger.peak_device = self.pager.book.ledger.device
         self.links = {Lane.OUT: Link(), Lane.IN: Link()}
         self.executor.stall_s, self.recoveries = 0.0, 0

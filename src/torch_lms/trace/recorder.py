@@ -82,10 +82,13 @@ class Recorder:
             self._ops[-1] = self._ops[-1]._replace(creates=(*self._ops[-1].creates, len(self._pages) - 1))
 
     def wrote(self, pages: Iterable[int]) -> None:
-        """The operation that runs wrote ``pages``."""
+        """The operation that runs wrote ``pages``. What it made, it wrote anyway."""
+        if not self._ops:
+            return
+        op = self._ops[-1]
         numbers = tuple(self.numbers[page] for page in pages if page in self.numbers)
-        if numbers and self._ops:
-            self._ops[-1] = self._ops[-1]._replace(writes=(*self._ops[-1].writes, *numbers))
+        if written := tuple(number for number in numbers if number not in op.creates):
+            self._ops[-1] = op._replace(writes=(*op.writes, *written))
 
     def died(self, page: int) -> None:
         """Its storage is gone."""
