@@ -29,16 +29,8 @@ class Known:
 
 
 _MIN_SIZE_1 = "*-1,*-1-x4"
-_ELEMENTS = "torch.tensor([x[3], x[4]]) reads elements that are away, and raises: not promised (docs/reliability.md)"
 
 KNOWN: tuple[Known, ...] = (
-    Known(
-        "test_torch",
-        "TestTorchDeviceTypeCPU.test_masked_select_cpu_*",
-        _MIN_SIZE_1,
-        _ELEMENTS,
-    ),
-    Known("test_autograd", "TestAutograd.test_gradcheck_check_no_differentiable_outputs", _MIN_SIZE_1, _ELEMENTS),
     Known(
         "test_autograd",
         "TestAutograd.test_free_deep_graph*",
