@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -282,6 +283,16 @@ def test_8_redispatched_functions(lms: api.Lms) -> None:
     assert tensor.data_ptr() == torch.Tensor.data_ptr(tensor)
 
 
+@pytest.mark.skipif(not hasattr(torch.overrides, "redispatch_function"), reason="PyTorch before 2.13")
+@pytest.mark.parametrize("call", ["tolist", "numpy", "data_ptr", "__repr__", "untyped_storage", "share_memory_"])
+def test_8_hops_are_skipped_for_every_method(lms: api.Lms, call: str) -> None:
+    for disabled in (False, True):
+        tensor = away(torch.arange(4.0)).as_subclass(Redispatching)
+        torch_lms.reclaim()
+        with torch._C.DisableTorchFunctionSubclass() if disabled else nullcontext():
+            getattr(tensor, call)()
+
+
 def test_8_patched_functions_equal_the_originals() -> None:
     originals = {torch.Tensor.tolist: 1, torch.tensor: 2, torch.Tensor.numpy: 3}
     with torch_lms.session():
@@ -304,9 +315,9 @@ def test_8_the_compiler_knows_patched_functions() -> None:
 
 
 def test_9_sobol_engines() -> None:
-    expected = torch.quasirandom.SobolEngine(200, scramble=True, seed=5).draw(10)
+    expected = torch.quasirandom.SobolEngine(5000, scramble=True, seed=5).draw(10)
     with torch_lms.session(limit=0, min_size=1):
-        assert torch.equal(torch.quasirandom.SobolEngine(200, scramble=True, seed=5).draw(10), expected)
+        assert torch.equal(torch.quasirandom.SobolEngine(5000, scramble=True, seed=5).draw(10), expected)
 
 
 @pytest.mark.parametrize(
@@ -339,9 +350,9 @@ def test_9_composite_operators_that_read_bytes(lms: api.Lms, call: Any, infers: 
 def test_10_convolutions_on_the_mkldnn_layout() -> None:
     def gradients() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        x = torch.rand(2, 3, 16, 16).to_mkldnn().requires_grad_()
-        weight = torch.rand(4, 3, 3, 3).requires_grad_()
-        torch.conv2d(x, weight).to_dense().sum().backward()
+        x = torch.rand(2, 6, 6).to_mkldnn().requires_grad_()
+        weight = torch.rand(4, 6, 3).requires_grad_()
+        torch.conv1d(x, weight).to_dense().sum().backward()
         assert x.grad is not None
         assert weight.grad is not None
         return [x.grad.to_dense(), weight.grad]

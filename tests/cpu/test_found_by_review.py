@@ -24,7 +24,7 @@ def lms() -> Iterator[api.Lms]:
         running.validate()
 
 
-# -- 2: writes that nobody dispatched, in an optimizer that PyTorch does not know ----------------------------------------
+# -- 2: writes that nobody dispatched, in an optimizer that PyTorch does not know --------------------------------------
 
 
 class Fused(torch.optim.Optimizer):
@@ -107,7 +107,7 @@ def test_2_an_optimizer_that_fails_holds_nothing_any_more() -> None:
         assert lms.stats().resident_bytes == 0
 
 
-# -- 3: operators that we do not know, after memory ran out --------------------------------------------------------------
+# -- 3: operators that we do not know, after memory ran out ------------------------------------------------------------
 
 
 def test_3_opaque_operators_never_run_twice(lms: api.Lms) -> None:
@@ -129,7 +129,7 @@ def test_3_opaque_operators_never_run_twice(lms: api.Lms) -> None:
         assert len(calls) == 1
 
 
-# -- 14: operators of another device -------------------------------------------------------------------------------------
+# -- 14: operators of another device -----------------------------------------------------------------------------------
 
 
 ATEN = torch.ops.aten

@@ -1,6 +1,5 @@
 """What trainers do beside training: they save, evaluate, transform, measure."""
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
@@ -214,7 +215,8 @@ class LmsMode(TorchDispatchMode):
     def _run_large(self, op: "_Op", most: int) -> Any:
         """In parts, if there is a way (N10)."""
         info = op.info
-        are_bare = all(isinstance(tensor, torch.Tensor) and is_bare(tensor) for tensor in op.tensors)
+        leaves = pytree.arg_tree_leaves(*op.args, **op.kwargs)
+        are_bare = all(is_bare(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not are_bare and not info.list_args:
             return self._execute(op)
         if info.name == split.CAT:

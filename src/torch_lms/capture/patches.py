@@ -29,11 +29,12 @@ class Patched:
 
     def __init__(self, owner: Any, name: str, original: Call, around: Around) -> None:
         self._owner, self._name, self._original, self._around = owner, name, original, around
+        self._asks = owner is torch.Tensor and name not in _ASKS_NOBODY
         update_wrapper(self, original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         original = self._original
-        if all(map(is_ordinary, args)) and not torch._C._len_torch_function_stack():
+        if not self._asks or not (torch._C._len_torch_function_stack() or any(map(_is_asked, args))):
             return self._around(original, args, kwargs)
         if _has_torch_function(args) or _skip_one_hop is None:
             return self._around(original, args, kwargs)
@@ -54,10 +55,14 @@ class Patched:
         return (getattr, (self._owner, self._name)) if isinstance(self._owner, type) else self._name
 
 
-def is_ordinary(value: Any) -> bool:
-    """Whether nobody but PyTorch has a say in what functions do with ``value``."""
+_ASKS_NOBODY = frozenset({"const_data_ptr"})
+"""Methods of tensors that do what they do whatever a subclass says."""
+
+
+def _is_asked(value: Any) -> bool:
+    """Whether ``value`` has a say in what functions of PyTorch's do with it."""
     kind = type(value)
-    return kind is torch.Tensor or kind is torch.nn.Parameter or not hasattr(kind, "__torch_function__")
+    return kind is not torch.Tensor and kind is not torch.nn.Parameter and hasattr(kind, "__torch_function__")
 
 
 class Patches:

@@ -88,6 +88,10 @@ class RawAccess(Told):
         """Inside, this thread's operations pass unseen, and their results are no pages."""
 
     @abstractmethod
+    def keeping(self) -> AbstractContextManager[None]:
+        """Inside, what this thread makes stays on the device."""
+
+    @abstractmethod
     def resized(self, entry: Entry) -> None:
         """The user gave the storage of ``entry`` another size."""
 
@@ -291,7 +295,7 @@ class RawPatches:
     def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:
         entries, changed = self._known(values), self._known(written)
         unchanged = [entry for entry in entries if entry not in changed]
-        with self._touching(unchanged, written=False), self._touching(changed, written=True):
+        with self._touching(unchanged, written=False), self._touching(changed, written=True), self._told.keeping():
             yield
 
     @contextmanager

@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
 
@@ -58,6 +58,14 @@ class _Loan(weakref.ref[Any]):
     unit: Unit
 
 
+@dataclass(slots=True)
+class _Keeping:
+    """What ``thread`` makes stays until that is over."""
+
+    thread: int
+    is_over: bool = False
+
+
 class Session(Sink, RawAccess):
     """Pages of all devices of one kind.
 
@@ -77,6 +85,7 @@ class Session(Sink, RawAccess):
         self.calm = False
         self._is_cpu = options.kind == "cpu"
         self.uses = 0
+        self._keeping: _Keeping | None = None
         self._suspicion: Seen | None = None
         self._flights: dict[int, list[Entry]] = {}
         self._young: set[Entry] = set()
@@ -189,6 +198,15 @@ class Session(Sink, RawAccess):
                 loan.unit, loan.pages = unit, tuple(entry.page for entry in its)
                 unit.tell(Pinned(loan.pages))
                 self._loans.add(loan)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        before, self._keeping = self._keeping, _Keeping(get_ident())
+        inside = self._keeping
+        try:
+            yield
+        finally:
+            inside.is_over, self._keeping = True, before
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
@@ -652,6 +670,8 @@ class Session(Sink, RawAccess):
                     unit.add(entry, _why_unpageable(storage, is_owned))
                 if not unit.is_roomy:
                     self._end_calm()
+                if (keeping := self._keeping) is not None and keeping.thread == get_ident():
+                    self.hold([entry], lambda: keeping.is_over)
             return entry
 
     def _bury(self) -> None:
