@@ -181,6 +181,12 @@ def test_4_a_subclass_with_bytes_of_its_own(lms: api.Lms) -> None:
     torch_lms.reclaim()
     assert tensor.sum().item() == 500_500
     assert lms.stats().unpaged_bytes == {"a dispatch of its own": 4000}
+    other = away(torch.ones(1000))
+    assert torch.add(other, own).sum().item() == 501_500
+    torch.add(own, 1, out=other)
+    torch_lms.reclaim()
+    assert size_now(other) == 0
+    assert other.sum().item() == 501_500
 
 
 # -- 5: copies where dispatch is off -----------------------------------------------------------------------------------

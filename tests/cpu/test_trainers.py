@@ -73,6 +73,19 @@ def test_arrays_of_parameters_of_a_training(lms: api.Lms) -> None:
     assert leaves(model[1].weight)
 
 
+@pytest.mark.parametrize("take", [lambda p: p.data_ptr(), lambda p: p.detach().numpy()], ids=["data_ptr", "numpy"])
+def test_a_loaded_parameter_whose_memory_is_shared_is_not_adopted(lms: api.Lms, take: Any, tmp_path: Path) -> None:
+    torch.save(torch.ones(64, 64), tmp_path / "weight.pt")
+    parameter = nn.Parameter(torch.load(tmp_path / "weight.pt", mmap=True))
+    taken = take(parameter)
+    parameter.grad = torch.ones(64, 64)
+    torch.optim.SGD([parameter], lr=0.5).step()
+    torch_lms.reclaim()
+    assert is_there(parameter)
+    assert parameter.detach().numpy().ctypes.data == (taken if isinstance(taken, int) else taken.ctypes.data)
+    assert parameter.sum().item() == 0.5 * 64 * 64
+
+
 def layers() -> dict[str, torch.Tensor]:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     return model.state_dict()

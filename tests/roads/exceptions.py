@@ -91,7 +91,7 @@ class Expected:
         return verdict == self.verdict and self.detail in detail and re.search(self.call, call) is not None
 
 
-_ELEMENTS = "a tensor made of elements of others reads them without an operation: it raises if they are away"
+_ELEMENTS = "it reads elements of others without an operation, and raises if they are away (docs/reliability.md)"
 _HELD = "a function of PyTorch that the program held before the session is not patched (docs/reliability.md)"
 _EMPTY = "its result is whatever the memory holds"
 _WORKSPACE = "a part of its result is whatever the memory holds"

@@ -157,19 +157,32 @@ class LmsMode(TorchDispatchMode):
         if types and (wrappers := wrappers_among(values)):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
-            self._let_dispatch(wrappers)
-            return NotImplemented  # each takes itself apart, and its parts come back here
+            return self._let_dispatch(wrappers, func, args, kwargs)
         tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
 
-    def _let_dispatch(self, wrappers: list[Any]) -> None:
-        """What a wrapper does with bytes of its own need not come by here again."""
+    def _let_dispatch(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Each takes itself apart, and its parts come back here: but those with bytes of their own may do it unseen."""
+        if getattr(self._left_out, "once", False):
+            self._left_out.once = False
+            return NotImplemented
         with no_torch_function():
-            if own := self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)]):
-                self._sink.export(own, "a dispatch of its own")
+            own = self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)])
+            if not own:
+                return NotImplemented
+            self._sink.export(own, "a dispatch of its own")
+            used = self._entries(tensors_within((args, kwargs)))
+        self._sink.require(RawUse(str(func), is_regular=False), used, 0)
+        try:
+            self._left_out.once = True
+            with self:
+                return func(*args, **kwargs)
+        finally:
+            self._left_out.once = False
+            self._sink.end(used, used)
 
     def _flies(self, pages: list[Entry]) -> bool:
         return self._sink.calm and self._sink.fly(pages)

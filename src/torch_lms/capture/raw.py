@@ -52,14 +52,17 @@ _GRAPHS = (
 )
 
 _COMPARE_ADDRESSES = (
-    *("torch._tensor", "torch.serialization", "torch.storage", "safetensors.torch"),
+    *("torch.serialization", "torch.storage", "safetensors.torch"),
     *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
     *("accelerate", "huggingface_hub", "peft"),
 )
 """Modules, and packages, that ask for addresses to tell tensors apart, and follow none of them."""
 
-_FOLLOW_ADDRESSES = frozenset({"__cuda_array_interface__", "_to_ndarray", "_tobytes"})
+_FOLLOW_ADDRESSES = frozenset({"_to_ndarray", "_tobytes"})
 """Their functions that do."""
+
+_COMPARE_IN_TENSOR = frozenset({"__deepcopy__", "_reduce_ex_internal"})
+"""Functions of ``torch._tensor`` that do not."""
 
 _BEYOND_ADDRESSES = 64
 """Bits. Stand-ins for addresses are above."""
@@ -342,8 +345,10 @@ _NUMBERS = {int, float, complex, bool}
 
 
 def _only_compares(caller: Any) -> bool:
-    module = caller.f_globals.get("__name__", "")
-    return caller.f_code.co_name not in _FOLLOW_ADDRESSES and any(
+    module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
+    if module == "torch._tensor":
+        return function in _COMPARE_IN_TENSOR
+    return function not in _FOLLOW_ADDRESSES and any(
         module == name or module.startswith(f"{name}.") for name in _COMPARE_ADDRESSES
     )
 

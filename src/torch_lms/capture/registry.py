@@ -25,11 +25,13 @@ class Entry(weakref.ref[torch.UntypedStorage]):
         nbytes: its size, also while it is evicted.
         unit: whoever pages its device; chosen by the runtime.
         key: identity of the storage's Python object.
+        is_exported: whether somebody uses its memory unseen.
     """
 
-    __slots__ = ("key", "nbytes", "page", "unit")
+    __slots__ = ("is_exported", "key", "nbytes", "page", "unit")
     __hash__ = object.__hash__  # by itself, not by a referent that may be dead
     __eq__ = object.__eq__
+    is_exported: bool
     key: int
     nbytes: int
     page: PageId
@@ -65,6 +67,7 @@ class Registry:
         # The callback may run at any moment, on any thread, with our lock held: it only appends.
         entry = Entry(storage, self._deaths.append)
         entry.page, entry.nbytes, entry.unit, entry.key = next(self._ids), storage_nbytes(storage), unit, id(storage)
+        entry.is_exported = False
         self._entries[entry.key] = entry
         return entry
 

@@ -40,6 +40,8 @@ from torch_lms.runtime.unit import REFRESH_EVERY_S, Unit
 from torch_lms.timeline import Lane
 from torch_lms.units import format_bytes
 
+_NOT_RESIZABLE = "not resizable"
+
 _READ_UNSEEN = {torch.int32: 1 << 20, torch.int64: 1 << 20}
 """Tensors of these types on the CPU below so many bytes are read by PyTorch itself without an operation that shows it:
 lengths and indices (N12)."""
@@ -232,6 +234,8 @@ class Session(Sink, RawAccess):
             for unit, its in self._by_unit(entries):
                 unit.tell(Exported(tuple(entry.page for entry in its), reason))
                 unit.executor.use(its)
+                for entry in its:
+                    entry.is_exported = True
 
     def resized(self, entry: Entry) -> None:
         if self._is_left_alone([entry]):
@@ -367,7 +371,10 @@ class Session(Sink, RawAccess):
             entry = self.entry_of(storage, tensor)
             with self.lock:
                 self._bury()
-                if entry is not None and entry.unit.pager.book[entry.page].unpageable == "not resizable":
+                page = None if entry is None else entry.unit.pager.book[entry.page]
+                if entry is None or page is None or entry.is_exported or page.pins:
+                    continue  # somebody else has its memory, too
+                if page.unpageable == _NOT_RESIZABLE:
                     self._remove(entry)
                     self._registry.drop(entry)
                     self._register(storage, tensor, owned=True)
@@ -761,7 +768,7 @@ def _why_unpageable(storage: torch.UntypedStorage, owned: bool) -> str:
     if storage.device.type == "cpu" and storage.is_shared():
         return "shared memory"
     if not STORAGE.resizable(storage) and not (owned and CAN_SWAP):
-        return "not resizable"
+        return _NOT_RESIZABLE
     return ""
 
 

@@ -65,6 +65,12 @@ def _array_of_trained(x: torch.Tensor) -> Any:
     return array, parameter
 
 
+def _at_array(x: torch.Tensor) -> Any:
+    """The address counts as long as the array lives."""
+    array = x.detach().numpy()
+    return array, at_address(x, array.ctypes.data)
+
+
 _NUMPY = {
     "numpy() of a parameter, then a step": _array_of_trained,
     "np.asarray": lambda x: np.asarray(x.detach()),
@@ -114,7 +120,7 @@ _BUFFERS = {
     ),
     "untyped_storage().data_ptr()": lambda x: at_address(x, x.untyped_storage().data_ptr()),
     "storage().data_ptr()": lambda x: at_address(x, x.storage().data_ptr()),
-    "numpy().ctypes": lambda x: at_address(x, x.detach().numpy().ctypes.data),
+    "numpy().ctypes": _at_array,
     "bytes(untyped_storage())": lambda x: bytes(x.untyped_storage()),
     "list(untyped_storage())": lambda x: list(x.untyped_storage()),
     "untyped_storage().tolist()": lambda x: x.untyped_storage().tolist(),

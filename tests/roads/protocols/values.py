@@ -11,7 +11,7 @@ import torch
 
 from tests.roads.protocols.common import Held
 
-_MAKERS = torch.tensor, torch.as_tensor, torch.asarray
+_MAKERS = "tensor", "as_tensor", "asarray"
 
 
 def _printed(x: torch.Tensor, **options: Any) -> str:
@@ -23,16 +23,21 @@ def _printed(x: torch.Tensor, **options: Any) -> str:
         torch._tensor_str.PRINT_OPTS = before
 
 
+def _made_by(maker: str, given: Any) -> torch.Tensor:
+    """The function as it stands now, which a session may have patched."""
+    return getattr(torch, maker)(given)
+
+
 def _numbers(x: torch.Tensor, of: Callable[[torch.Tensor], Any], **options: Any) -> Any:
     return of([x[0, 1], x[2, 3]], **options)
 
 
 _MADE_OF = {
-    **{f"torch.{f.__name__}": f for f in _MAKERS},
-    **{f"torch.{f.__name__} of a storage": lambda x, f=f: f(x.untyped_storage()) for f in _MAKERS},
-    **{f"torch.{f.__name__} of a typed storage": lambda x, f=f: f(x.storage()) for f in _MAKERS},
-    **{f"torch.{f.__name__} of elements": partial(_numbers, of=f) for f in _MAKERS},
-    **{f"torch.{f.__name__} of numpy()": lambda x, f=f: f(x.detach().numpy()) for f in _MAKERS},
+    **{f"torch.{name}": partial(_made_by, name) for name in _MAKERS},
+    **{f"torch.{name} of a storage": lambda x, f=name: _made_by(f, x.untyped_storage()) for name in _MAKERS},
+    **{f"torch.{name} of a typed storage": lambda x, f=name: _made_by(f, x.storage()) for name in _MAKERS},
+    **{f"torch.{name} of elements": partial(_numbers, of=partial(_made_by, name)) for name in _MAKERS},
+    **{f"torch.{name} of numpy()": lambda x, f=name: _made_by(f, x.detach().numpy()) for name in _MAKERS},
     "torch.asarray copy": lambda x: torch.asarray(x, copy=True),
     "torch.asarray float64": lambda x: torch.asarray(x, dtype=torch.float64),
     "torch.tensor float64": lambda x: torch.tensor(x, dtype=torch.float64),
