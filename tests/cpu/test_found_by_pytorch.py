@@ -149,6 +149,13 @@ def test_3_tensors_made_of_storages(lms: api.Lms, name: str) -> None:
     assert make(tensor).tolist() == list(range(100))
 
 
+@pytest.mark.parametrize("name", ["tensor", "asarray", "as_tensor"])
+def test_3_storages_that_become_pages_meanwhile(name: str) -> None:
+    tensor = torch.arange(100.0)
+    with torch_lms.session(limit=0, min_size=1):
+        assert getattr(torch, name)(tensor.storage()).tolist() == list(range(100))
+
+
 def test_3_keywords_are_read_too(lms: api.Lms) -> None:
     tensor = away(torch.arange(100.0))
     assert torch.tensor(data=tensor.storage()).tolist() == list(range(100))

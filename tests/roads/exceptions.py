@@ -111,5 +111,11 @@ EXPECTED = (
         "is not differentiable with respect to argument",
         "under any mode autograd refuses lengths that require a gradient before the operator refuses their type",
     ),
+    Expected(
+        r"^protocol\.quantize_per_channel \(dispatching",
+        "differs",
+        "data is not allocated yet",
+        "a quantizer made inside a dispatch that no mode sees keeps tensors that leave: it raises",
+    ),
     Expected(r"^UntypedStorage\.__weakref__ ", "differs", "became Entry", "LMS refers to storages weakly (N2)"),
 )

@@ -45,6 +45,13 @@ KNOWN: tuple[Known, ...] = (
         "too slow to run: reads 40,000 elements one by one, and their whole tensor moves for each",
         is_run=False,
     ),
+    Known(
+        "test_torch",
+        "TestTorchDeviceTypeCPU.test_index_copy_deterministic_cpu",
+        _MIN_SIZE_1,
+        "too slow to run: copies thousands of rows one by one, and their whole tensor moves for each",
+        is_run=False,
+    ),
 )
 
 

@@ -179,7 +179,11 @@ class LmsMode(TorchDispatchMode):
         try:
             self._left_out.once = True
             with self:
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+            with no_torch_function():
+                if kept := self._kept(_Op(self._find, func, describe(func), args, kwargs, used), result):
+                    self._sink.export(kept, "kept by PyTorch")
+            return result
         finally:
             self._left_out.once = False
             self._sink.end(used, used)

@@ -204,8 +204,11 @@ class RawPatches:
         return is_kept
 
     def _constructing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Storages, and tensors in lists, are read in C++."""
-        with self._touching(self._known(_parts((*args, *kwargs.values()))), written=False):
+        """Storages, and tensors in lists, are read in C++, in between operations that make pages of them."""
+        owners = [part for part in _parts((*args, *kwargs.values())) if isinstance(part, _OWNERS)]
+        if not owners:
+            return call(*args, **kwargs)
+        with self._touching(self._known(owners), written=False), self._told.keeping():
             return call(*args, **kwargs)
 
     def _exporting(self, reason: str) -> Around:
@@ -341,6 +344,7 @@ def _parts(values: Iterable[Any]) -> Iterator[Any]:
             yield from _parts(value)
 
 
+_OWNERS = torch.Tensor, torch.UntypedStorage, torch.TypedStorage
 _NUMBERS = {int, float, complex, bool}
 
 
