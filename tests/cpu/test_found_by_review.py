@@ -105,6 +105,12 @@ def test_2_an_optimizer_that_fails_holds_nothing_any_more() -> None:
         train(Plain, steps=2)
         lms.reclaim()
         assert lms.stats().resident_bytes == 0
+        layer = nn.Linear(128, 128)
+        layer(torch.ones(1, 128)).sum().backward()
+        with pytest.raises(ValueError, match="no"):
+            Failing(layer.parameters()).step()
+    assert torch._C.StorageBase.nbytes(layer.weight.untyped_storage()) > 0
+    assert layer(torch.ones(1, 128)).shape == (1, 128)
 
 
 # -- 3: operators that we do not know, after memory ran out ------------------------------------------------------------

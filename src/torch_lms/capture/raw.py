@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 import torch.jit._script
 import torch.utils.dlpack
@@ -193,8 +194,8 @@ class RawPatches:
             return call(*args, **kwargs)
 
     def _reading_number(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        numbers = [value for value in args if isinstance(value, torch.Tensor) and value.numel() == 1]
-        with self._touching(self._known(numbers), written=False):
+        numbers = [entry for entry in self._known(args) if entry.nbytes <= _NUMBER_NBYTES]
+        with self._touching(numbers, written=False):
             return call(*args, **kwargs)
 
     def _keeping_constant(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -243,7 +244,7 @@ class RawPatches:
         entries = self._any(args[:1])
         with self._touching(entries, written=False):
             borrower = call(*args, **kwargs)
-            if entries:
+            if entries and isinstance(borrower, np.ndarray):
                 self._told.lend(entries, borrower)
         return borrower
 
@@ -343,6 +344,9 @@ def _parts(values: Iterable[Any]) -> Iterator[Any]:
         elif not set(map(type, value)) <= _NUMBERS:
             yield from _parts(value)
 
+
+_NUMBER_NBYTES = 16
+"""Of the largest number, complex128."""
 
 _OWNERS = torch.Tensor, torch.UntypedStorage, torch.TypedStorage
 _NUMBERS = {int, float, complex, bool}

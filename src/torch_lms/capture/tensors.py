@@ -108,7 +108,7 @@ def has_bytes(wrapper: Any) -> bool:
         return False
     storage = untyped_storage(wrapper)
     try:
-        return bool(STORAGE.data_ptr(storage) or not storage_nbytes(storage))
+        return storage.device.type != "meta" and bool(STORAGE.data_ptr(storage) or not storage_nbytes(storage))
     except RuntimeError:  # a storage in name only, as those of jagged tensors
         return False
 

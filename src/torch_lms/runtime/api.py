@@ -102,6 +102,7 @@ class Lms:
         self._session.validate()
 
     def _stop(self) -> None:
+        self._steps.settle()
         self._session.close()
         self._let_go()
 

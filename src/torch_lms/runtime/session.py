@@ -62,9 +62,8 @@ class _Loan(weakref.ref[Any]):
 
 @dataclass(slots=True)
 class _Keeping:
-    """What ``thread`` makes stays until that is over."""
+    """What a thread makes stays until that is over."""
 
-    thread: int
     is_over: bool = False
 
 
@@ -87,7 +86,7 @@ class Session(Sink, RawAccess):
         self.calm = False
         self._is_cpu = options.kind == "cpu"
         self.uses = 0
-        self._keeping: _Keeping | None = None
+        self._keeping: dict[int, _Keeping] = {}
         self._suspicion: Seen | None = None
         self._flights: dict[int, list[Entry]] = {}
         self._young: set[Entry] = set()
@@ -167,7 +166,7 @@ class Session(Sink, RawAccess):
             return
         if self._suspicion is not None:
             self._suspicion.written.update(entry.page for entry in written)
-            written = entries
+            written = [*entries, *(entry for entry in written if entry not in entries)]
         with self.lock:
             try:
                 for entry in written:
@@ -203,12 +202,16 @@ class Session(Sink, RawAccess):
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        before, self._keeping = self._keeping, _Keeping(get_ident())
-        inside = self._keeping
+        thread, inside = get_ident(), _Keeping()
+        before = self._keeping.get(thread)
+        self._keeping[thread] = inside
         try:
             yield
         finally:
-            inside.is_over, self._keeping = True, before
+            inside.is_over = True
+            del self._keeping[thread]
+            if before is not None:
+                self._keeping[thread] = before
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
@@ -677,7 +680,7 @@ class Session(Sink, RawAccess):
                     unit.add(entry, _why_unpageable(storage, is_owned))
                 if not unit.is_roomy:
                     self._end_calm()
-                if (keeping := self._keeping) is not None and keeping.thread == get_ident():
+                if self._keeping and (keeping := self._keeping.get(get_ident())) is not None:
                     self.hold([entry], lambda: keeping.is_over)
             return entry
 

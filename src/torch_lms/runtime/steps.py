@@ -49,8 +49,11 @@ class StepHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._foreign.ends()
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+
+    def settle(self) -> None:
+        """Let go of what a failed step of an optimizer holds."""
+        self._foreign.ends()
 
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if optimizer not in self._known:
