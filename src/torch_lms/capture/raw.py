@@ -258,9 +258,9 @@ class RawPatches:
 
     def _resizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._told.find(args[0])
-        if entry is None:
+        if entry is None or len(args) != 2:  # else it refuses
             return call(*args, **kwargs)
-        nbytes = args[1] if len(args) > 1 else kwargs.get("new_size", 1)
+        nbytes = args[1]
         if nbytes == 0:
             self._told.spoil([entry])
         with self._touching([entry] if nbytes else [], written=True):
