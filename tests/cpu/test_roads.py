@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.roads.judge import Case, all_cases, judge
 from tests.roads.report import failure
@@ -39,7 +40,7 @@ def test_a_sample_equals_stock(tmp_path: Path) -> None:
 def test_a_road_that_is_not_patched_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(Road("Tensor", "tolist"), STATES["away"])
     assert judge(case)[0].verdict == "equal"
-    monkeypatch.setattr(raw, "_READ", (("__repr__",), raw._READ[1]))
+    monkeypatch.setitem(raw._READ, torch.Tensor, ("__repr__",))
     call = judge(case)[0]
     assert call.verdict == "differs"
     assert "unallocated storage" in failure(case, call)
@@ -50,7 +51,7 @@ def test_a_write_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is taken for clean though it was written: nothing crashes, and the content is an old one."""
     case = Case(Road("protocol", "_set_from_file"), STATES["fetched"])
     assert [call.verdict for call in judge(case)] == ["equal"]
-    monkeypatch.setattr(raw, "_WRITTEN", (raw._WRITTEN[0], ()))
+    monkeypatch.setitem(raw._WRITTEN, torch.UntypedStorage, ())
     call = judge(case)[0]
     assert call.verdict == "differs"
     assert "the tensor" in failure(case, call)

@@ -176,7 +176,7 @@ def test_enabled_until_the_interpreter_ends() -> None:
 def test_steps_are_found_in_training_and_inference() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with torch_lms.session() as lms:
+    with torch_lms.session(min_size=1) as lms:
         for _ in range(3):
             model(torch.ones(1, 8)).sum().backward()
             optimizer.step()
