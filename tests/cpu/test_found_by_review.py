@@ -161,7 +161,7 @@ def test_14_operators_of_another_device_claim_no_room(func: Any, args: Any, kwar
 
 def test_14_the_device_of_what_is_made() -> None:
     x = torch.ones(3)
-    assert result_device((x, "cuda:1"), {"device": "cuda:1"}) == torch.device("cuda:1")
-    assert result_device((x, torch.device("meta")), {}) == torch.device("meta")
+    assert result_device((x,), {"device": "cuda:1"}) == torch.device("cuda:1")
+    assert result_device((torch.ones(()), x.to("meta")), {}) == torch.device("meta")
     assert result_device(([x.to("meta")],), {"device": None}) == torch.device("meta")
     assert result_device((3,), {}) == torch.device("cpu")

@@ -33,14 +33,13 @@ class Sizes:
         """
         if not info.creates:
             return 0
-        can_be_inferred = not info.opaque and info.name not in _DATA_DEPENDENT
         try:
             key = _key(func, args, kwargs)
             known = self._known.get(key)
         except _NO_KEY:
-            return _infer(func, info, args, kwargs) if can_be_inferred else 0
+            return _infer(func, info, args, kwargs)
         if known is None:
-            known = _infer(func, info, args, kwargs) if can_be_inferred else 0
+            known = _infer(func, info, args, kwargs)
             self._remember(key, known)
         return known
 
@@ -57,9 +56,10 @@ class Sizes:
 
 def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """Where an operator puts what it makes: where it is told to, else where its arguments are, numbers apart."""
-    asked = kwargs.get("device") or next((value for value in args if isinstance(value, torch.device)), None)
-    if asked is not None:
+    if kwargs and (asked := kwargs.get("device")) is not None:
         return torch.device(asked)
+    if args and type(args[0]) is torch.Tensor and args[0].dim():  # most often
+        return args[0].device
     tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     chosen = next((tensor for tensor in tensors if tensor.dim()), tensors[0] if tensors else None)
     return chosen.device if chosen is not None else torch.device("cpu")
@@ -89,6 +89,8 @@ def _signature_of(value: Any) -> Any:
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    if info.opaque or info.name in _DATA_DEPENDENT:
+        return 0
     with torch._C._DisableTorchDispatch():  # modes below ours must not see it
         return _infer_unseen(func, info, args, kwargs)
 

@@ -155,8 +155,10 @@ class Session(Sink, RawAccess):
 
     def _shares(self, op: Use, entries: list[Entry], new_bytes: int) -> list[tuple[Unit, list[Entry], int]]:
         """What ``op`` uses and creates, by device."""
+        if self._is_cpu:
+            return [(self._default, entries, new_bytes)]
         groups = self._by_unit(entries)
-        maker = groups[0][0] if self._is_cpu or not new_bytes else self._unit_of(_with_index(op.device))
+        maker = self._unit_of(_with_index(op.device)) if new_bytes else groups[0][0]
         if all(unit is not maker for unit, _ in groups):
             groups.append((maker, []))
         return [(unit, its, new_bytes if unit is maker else 0) for unit, its in groups if its or unit is maker]
