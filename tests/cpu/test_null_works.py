@@ -16,7 +16,8 @@ import torch_lms
 from torch_lms.runtime import api
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or not dist.is_available(), reason="needs g++ and torch.distributed"
+    shutil.which("g++") is None or not cpp_extension.is_ninja_available() or not dist.is_available(),
+    reason="needs g++, ninja and torch.distributed",
 )
 
 
