@@ -27,11 +27,15 @@ def lms() -> Iterator[api.Lms]:
 # -- 2: writes that nobody dispatched, in an optimizer that PyTorch does not know --------------------------------------
 
 
-class Fused(torch.optim.Optimizer):
-    """Updates where nobody sees it, as functions in C++ do."""
+class Foreign(torch.optim.Optimizer):
+    """Not PyTorch's."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})
+
+
+class Fused(Foreign):
+    """Updates where nobody sees it, as functions in C++ do."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -46,11 +50,8 @@ class Fused(torch.optim.Optimizer):
                     parameter.sub_(momentum, alpha=group["lr"])
 
 
-class Plain(torch.optim.Optimizer):
-    """Not PyTorch's, but made of operations."""
-
-    def __init__(self, params: Any, lr: float = 0.1) -> None:
-        super().__init__(params, {"lr": lr})
+class Plain(Foreign):
+    """Made of operations."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
