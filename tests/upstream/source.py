@@ -9,13 +9,13 @@ import torch
 
 FILES = {
     "test_autograd": 1,
-    "test_torch": 2,
+    "test_torch": 3,
     "test_serialization": 1,
     "test_fake_tensor": 1,
     "test_subclass": 1,
     "test_python_dispatch": 1,
     "nn/test_convolution": 3,
-    "test_optim": 20,
+    "test_optim": 40,
     "test_modules": 40,
     "test_nn": 10,
 }
