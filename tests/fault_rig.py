@@ -18,8 +18,8 @@ from torch import nn
 import torch_lms
 from tests.bits import same_bits
 from torch_lms.runtime import api
+from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.session import Session
-from torch_lms.runtime.unit import Unit
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.spill_file import ALIGNMENT
 
@@ -172,7 +172,7 @@ def check_books() -> None:
     session.validate()
     assert not session.lock._is_owned(), "the session's lock is still held"  # type: ignore[attr-defined]
     assert torch.is_grad_enabled(), "gradients are off"
-    pages = list(unit_now().pager.book)
+    pages = list(backend_now().engine.pager.book)
     assert not any(page.pins for page in pages), "pages are still pinned"
     assert len(pages) == len(session._registry)
     below = [page for page in pages if page.state.in_lower_tier]
@@ -188,29 +188,29 @@ def session_now() -> Session:
     return session
 
 
-def unit_now() -> Unit:
+def backend_now() -> DeviceBackend:
     """Its only device."""
-    with session_now().held() as (unit,):
-        return unit
+    with session_now().standing_still() as (backend,):
+        return backend
 
 
 def store_now() -> DiskStore:
     """Its spill file."""
-    store = unit_now().executor._disk  # type: ignore[attr-defined]
+    store = backend_now().executor._disk  # type: ignore[attr-defined]
     assert isinstance(store, DiskStore)
     return store
 
 
 def living_pages() -> int:
     """How many storages are pages now."""
-    return len(unit_now().pager.book)
+    return len(backend_now().engine.pager.book)
 
 
 def slot_offset(tensor: torch.Tensor) -> int:
     """Where the page of ``tensor`` lies in the spill file."""
     entry = session_now().find(tensor.untyped_storage())
     assert entry is not None
-    return int(unit_now().executor._copies[entry.page].slot.offset)  # type: ignore[attr-defined]
+    return int(backend_now().executor._copies[entry.page].slot.offset)  # type: ignore[attr-defined]
 
 
 def told(kind: type[BaseException], call: Callable[..., Any], *args: Any, words: str = "") -> str:

@@ -65,9 +65,10 @@ from tests.injection import (
     without_tmpfile,
 )
 from torch_lms.capture.call import Call
+from torch_lms.engine import engine
 from torch_lms.errors import ForkedPageError, PageLostError, StoreError, StoreFullError
 from torch_lms.planner import Speeds
-from torch_lms.runtime import api, cpu, foresight, limits, session
+from torch_lms.runtime import api, cpu, forks, limits
 from torch_lms.stores.copies import Copy
 from torch_lms.stores.disk import DiskStore
 
@@ -416,9 +417,9 @@ def memory_refused_to_a_page(directory: Path) -> Row:
     return Row("no memory for a page that comes back", sees)
 
 
-def memory_refused_to_a_remake(directory: Path) -> Row:
+def memory_refused_to_a_recomputation(directory: Path) -> Row:
     """There is no memory to make a page again: once, then for good. The link is so slow that what can be is dropped."""
-    with patch.object(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5)), under_way(directory) as run:
+    with patch.object(engine, "Speeds", lambda *_: Speeds(1e5, 1e5)), under_way(directory) as run:
         for _ in range(4):  # until there is a plan, and a step that follows it
             run.restore()
             run.step(1)
@@ -666,7 +667,7 @@ def fork_with_evicted_pages(directory: Path) -> Row:
     """There is no room to bring everything back before the fork; the child may not touch what stayed away."""
     with under_way(directory) as run:
         kept = torch.arange(1000.0)
-        with patch.object(session, "auto_limit", lambda device: limits.AutoLimit(0, "a test says so", 0)):
+        with patch.object(forks, "auto_limit", lambda device: limits.AutoLimit(0, "a test says so", 0)):
             received, sent = os.pipe()
             child = os.fork()
             if child == 0:
@@ -719,7 +720,7 @@ FAULTS: dict[str, Callable[[Path], Row]] = {
         hostile_file_in_our_place,
         memory_refused_to_an_operation,
         memory_refused_to_a_page,
-        memory_refused_to_a_remake,
+        memory_refused_to_a_recomputation,
         memory_refused_to_a_view,
         memory_refused_by_the_kernel,
         threads_refused,

@@ -1,34 +1,32 @@
-"""A pager on a device that exists only as a table: which copy of each page holds which version of its content.
+"""An engine on a device that exists only as a table: which copy of each page holds which version of its content.
 
 The rig performs actions as naively as possible and checks each against that table, so a pager that frees the last copy,
 fetches a stale one, or evicts a page twice is caught at the action, not by the numbers it would have spoiled.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from pager_events import Created, Died, Event, OpBegins, OpEnds, Resized, tell
+
+from torch_lms.engine import Engine, Spent
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
     Action,
-    Created,
-    Died,
     Discard,
     Drop,
-    Event,
     FinishEvict,
     FinishFetch,
-    OpBegins,
-    OpEnds,
     Pager,
+    Recompute,
     Release,
-    Remake,
-    Resized,
     StartEvict,
     StartFetch,
-    drive,
 )
-from torch_lms.policy import Ahead, Policy, Reactive, Recipe, View
+from torch_lms.policy import Policy, Prefetch, Reactive, Recipe, View
 from torch_lms.residency import Page, PageId, State, Tier
+from torch_lms.timeline import Span
 
 IN_FLIGHT = -1
 """The version of a device copy that has been started, and not waited for."""
@@ -65,13 +63,15 @@ class LowerCopy:
 
 @dataclass(slots=True)
 class Rig:
-    """A pager and the device it thinks it drives.
+    """An engine, and as its backend the device that it thinks it drives.
 
     Attributes:
+        tiers: the lower tiers, nearest first, and the most bytes of each.
+        engine: set once it exists.
         truth: the version that the program must find in each living page.
         device, lower: the copies that exist.
         recipes: for each dropped page, what it held, and what the pages hold from which it is made.
-        unrepeatable: pages that cannot be made again.
+        unrepeatable: pages that cannot be recomputed.
         torn: pages of which an action was interrupted, so that nobody knows whether it was done. Executors bear it if
             such an action comes again; of any other page the rig insists on every action coming exactly once.
         refuse: what outcome an action has instead of being done; it may raise.
@@ -79,7 +79,8 @@ class Rig:
         done: the actions of the last event, in order, those that failed included.
     """
 
-    pager: Pager
+    tiers: Mapping[Tier, int]
+    engine: Engine = field(init=False)
     truth: dict[PageId, int] = field(default_factory=dict)
     device: dict[PageId, int] = field(default_factory=dict)
     lower: dict[PageId, LowerCopy] = field(default_factory=dict)
@@ -90,13 +91,23 @@ class Rig:
     interrupt_after: Callable[[Action], bool] = lambda action: False
     done: Done = field(default_factory=Done)
 
+    @property
+    def pager(self) -> Pager:
+        """The engine's."""
+        return self.engine.pager
+
     def tell(self, event: Event) -> Done:
-        """Drive the pager's answer to ``event`` to its end; the actions it took."""
+        """Tell the engine of ``event``; the actions that this took."""
         self.done = Done()
-        drive(self.pager.handle(event), self._outcome)
+        tell(self.engine, event)
         return self.done
 
-    def _outcome(self, action: Action) -> Exception | None:
+    # -- as a backend ------------------------------------------------------------------------------------------------
+
+    overlap_penalty = 0.0
+    transfers_made = 0
+
+    def perform(self, action: Action, spent: Spent) -> Exception | None:
         self.done.append(action)
         try:
             error = self.refuse(action)
@@ -109,11 +120,35 @@ class Rig:
             return error
         if isinstance(action, Drop) and action.page in self.unrepeatable:
             return StoreError("not repeatable")
-        self._perform[type(action)](self, action)
+        self._performs[type(action)](self, action)
         if self.interrupt_after(action):
             self.torn.add(action.page)
             raise Interrupt
         return None
+
+    def unobserved(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def landed(self) -> Sequence[PageId]:
+        """None by themselves: tests say when (``TransfersDone``)."""
+        return ()
+
+    def use(self, pages: Sequence[PageId]) -> None:
+        """All must be there."""
+        for page in pages:
+            assert page in self.device, f"page {page} is used while it is not on the device"
+
+    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
+        assert limit == self.pager.limit
+
+    def mark(self) -> int:
+        return 0
+
+    def seconds(self, mark: int) -> float:
+        return float(mark)
+
+    def take_transfers(self) -> list[Span]:
+        return []
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +194,7 @@ class Rig:
         self.recipes[action.page] = self.truth[action.page], {page: self.truth[page] for page in action.recipe.inputs}
         del self.device[action.page]
 
-    def _remake(self, action: Remake) -> None:
+    def _recompute(self, action: Recompute) -> None:
         if action.page in self.device and action.page in self.torn:
             return
         assert action.page not in self.device, f"{action}: it is there already"
@@ -168,7 +203,7 @@ class Rig:
             assert self.device.get(page) == version, f"{action}: {page} is not as it was"
         self.device[action.page] = made
 
-    _perform = {  # noqa: RUF012
+    _performs = {  # noqa: RUF012
         StartEvict: _start_evict,
         FinishEvict: _finish_evict,
         Release: _release,
@@ -176,7 +211,7 @@ class Rig:
         FinishFetch: _finish_fetch,
         Discard: _discard,
         Drop: _drop,
-        Remake: _remake,
+        Recompute: _recompute,
     }
 
     def _give_up(self, action: Action) -> None:
@@ -285,15 +320,16 @@ class Rig:
 class Foreseeing(Reactive):
     """Reactive, but for what it is told to begin beside the next operation, and to drop."""
 
-    next: Ahead | None = None
+    next: Prefetch | None = None
     recipes: dict[PageId, Recipe] = field(default_factory=dict)
 
     def recipe(self, page: PageId) -> Recipe | None:
         return self.recipes.get(page)
 
-    def ahead(self, view: View) -> Ahead | None:
-        ahead, self.next = self.next, None
-        return ahead
+    def prefetch(self, view: View) -> Prefetch | None:
+        prefetch = self.next
+        self.next = None
+        return prefetch
 
 
 def new_rig(
@@ -301,7 +337,9 @@ def new_rig(
 ) -> Rig:
     """A rig whose tiers are those that are given a size."""
     sizes = {Tier.HOST: host, Tier.DISK: disk}
-    return Rig(Pager(limit, policy or Reactive(), {tier: size for tier, size in sizes.items() if size is not None}))
+    rig = Rig({tier: size for tier, size in sizes.items() if size is not None})
+    rig.engine = Engine(rig, policy or Reactive(), limit)
+    return rig
 
 
 def failing(*wanted: Action, error: BaseException | None = None, times: int = 1) -> Outcome:

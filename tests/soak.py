@@ -173,8 +173,8 @@ def _look(lms: Lms, network: Network, window: Window) -> None:
     network.optimizer.zero_grad()
     lms.reclaim()
     store = store_now()
-    with session_now().held() as (unit,):
-        window.live_bytes.append(unit.pager.book.ledger.live)
+    with session_now().standing_still() as (backend,):
+        window.live_bytes.append(backend.engine.pager.book.ledger.live)
     window.pages.append(len(session_now()._registry))
     window.spill_bytes.append(store.used_bytes)
     window.spill_file_bytes.append(store._file.size)

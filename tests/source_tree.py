@@ -11,7 +11,7 @@ GROUND = frozenset({"errors", "units", "imported"})
 LOW = GROUND | {"trace", "machine"}
 DECISIONS = LOW | {"residency", "policy"}
 MODELS = DECISIONS | {"pager", "timeline"}
-MECHANISMS = MODELS | {"stores", "capture"}
+MECHANISMS = MODELS | {"engine", "stores", "capture"}
 
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
@@ -23,10 +23,11 @@ FLOORS: dict[str, frozenset[str]] = {
     "policy": LOW | {"residency"},
     "pager": DECISIONS,
     "timeline": DECISIONS,
-    "sim": MODELS,
-    "planner": MODELS | {"sim"},
+    "engine": MODELS,
+    "sim": MODELS | {"engine"},
+    "planner": MODELS | {"engine", "sim"},
     "stores": MODELS,
-    "capture": MODELS,
+    "capture": MODELS | {"engine"},
     "runtime": MECHANISMS | {"sim", "planner"},
     "report": GROUND | {"timeline", "machine"},
     "compat": MECHANISMS | {"planner", "runtime"},

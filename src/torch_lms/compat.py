@@ -26,7 +26,7 @@ import torch
 
 from torch_lms.errors import UsageError
 from torch_lms.runtime import api
-from torch_lms.runtime.unit import Unit
+from torch_lms.runtime.backend import DeviceBackend
 
 Device = torch.device | str | int | None
 """As PyTorch's own statistics take it: an index, a device or its name; None is the current one. Without CUDA all of
@@ -63,8 +63,8 @@ def set_enabled_lms(enable: bool) -> None:
     if enable and not api.is_enabled():
         api.enable(limit=_settings.limit, min_size=_settings.size)
     elif not enable and api.is_enabled():
-        with _units() as units:
-            ended = {unit.device: _counts(unit) for unit in units}
+        with _backends() as backends:
+            ended = {backend.device: _counts(backend) for backend in backends}
         api.disable()
         for device, counts in ended.items():
             _past[device].update(counts)
@@ -97,8 +97,8 @@ def get_limit_lms() -> int:
         return _settings.limit
     if session.options.limit is not None:
         return session.options.limit
-    with _units() as units:
-        return units[0].pager.limit
+    with _backends() as backends:
+        return backends[0].engine.pager.limit
 
 
 def set_size_lms(size: int) -> None:
@@ -303,37 +303,39 @@ def _device(device: Device) -> torch.device:
 
 
 @contextmanager
-def _units(device: torch.device | None = None) -> Iterator[list[Unit]]:
-    """Of the session that is on, standing still: the units of ``device``, or all."""
+def _backends(device: torch.device | None = None) -> Iterator[list[DeviceBackend]]:
+    """Of the session that is on, standing still: those of ``device``, or all."""
     session = api.current_session()
     if session is None:
         yield []
     else:
-        with session.held() as units:
-            yield [unit for unit in units if device is None or unit.device == device]
+        with session.standing_still() as backends:
+            yield [backend for backend in backends if device is None or backend.device == device]
 
 
-def _counts(unit: Unit) -> Counter[str]:
-    counters = unit.pager.counters
-    return Counter({ours: getattr(unit if ours == "retry" else counters, name) for ours, name in _WHERE.items()})
+def _counts(backend: DeviceBackend) -> Counter[str]:
+    counters = backend.engine.pager.counters
+    return Counter(
+        {ours: getattr(backend.engine if ours == "retry" else counters, name) for ours, name in _WHERE.items()}
+    )
 
 
 def _counted(device: torch.device) -> Counter[str]:
     """What accumulated on ``device``."""
     total = Counter(_past[device])
-    with _units(device) as units:
-        for unit in units:
-            total.update(_counts(unit))
+    with _backends(device) as backends:
+        for backend in backends:
+            total.update(_counts(backend))
     return total
 
 
 def _forget(device: torch.device, names: tuple[str, ...]) -> None:
     for name in names:
         _past[device][name] = 0
-    with _units(device) as units:
-        for unit in units:
+    with _backends(device) as backends:
+        for backend in backends:
             for name in names:
-                setattr(unit if name == "retry" else unit.pager.counters, _WHERE[name], 0)
+                setattr(backend.engine if name == "retry" else backend.engine.pager.counters, _WHERE[name], 0)
 
 
 def _distribution(device: torch.device) -> Counter[str]:
@@ -351,15 +353,16 @@ def _distribution(device: torch.device) -> Counter[str]:
 
 
 def _pinned(device: torch.device) -> _Pinned:
-    with _units(device) as units:
-        views = [unit.pager.view for unit in units]
+    with _backends(device) as backends:
+        views = [backend.engine.pager.view for backend in backends]
         idle = [page.nbytes for view in views for page in (*view.clean.values(), *view.dirty.values())]
         if device.type == "cuda":
             blocks, allocated, peak = _allocated(device)
         else:
-            resident = [page.nbytes for unit in units for page in unit.pager.book if page.state.on_device]
+            books = [backend.engine.pager.book for backend in backends]
+            resident = [page.nbytes for book in books for page in book if page.state.on_device]
             blocks, allocated = len(resident), sum(resident)
-            peak = sum(unit.pager.book.ledger.peak_device for unit in units)
+            peak = sum(book.ledger.peak_device for book in books)
     return _Pinned(blocks - len(idle), allocated - sum(idle), peak)
 
 
@@ -373,9 +376,9 @@ def _allocated(device: torch.device) -> tuple[int, int, int]:
 
 
 def _reset_our_peaks(device: torch.device) -> None:
-    with _units(device) as units:
-        for unit in units:
-            unit.pager.book.ledger.peak_device = unit.pager.book.ledger.device
+    with _backends(device) as backends:
+        for backend in backends:
+            backend.engine.pager.book.reset_peak_device()
 
 
 _NAMES: tuple[Callable[..., Any], ...] = (

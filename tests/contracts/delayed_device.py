@@ -509,9 +509,9 @@ class _Late(Pending):
 
 
 class WatchedExecutor(StreamExecutor):
-    """Tells the device what the operations do that make a page again: no mode sees them."""
+    """Tells the device what the operations do that recompute a page: no mode sees them."""
 
-    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+    def recompute(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         def told() -> None:
             held = [storage for page in inputs if (storage := page()) is not None]
             for storage in held:
@@ -523,7 +523,7 @@ class WatchedExecutor(StreamExecutor):
                 device.used(made, written=True)
 
         device: Any = self._device
-        super().remake(entry, inputs, told)
+        super().recompute(entry, inputs, told)
 
 
 @dataclass(eq=False)

@@ -28,10 +28,10 @@ from torch import nn
 from workloads import WORKLOADS, Workload
 
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
+from torch_lms.engine import engine
 from torch_lms.errors import PageLostError, StoreFullError
 from torch_lms.planner import Speeds
 from torch_lms.residency import Tier
-from torch_lms.runtime import foresight
 from torch_lms.runtime.staging import Staging
 from torch_lms.runtime.streams import StreamExecutor
 
@@ -215,7 +215,7 @@ def branches(device: DelayedDevice) -> list[torch.Tensor]:
 def test_pages_are_made_again_behind_what_they_are_made_from(
     host_bytes: int, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))
     expected = branches(DelayedDevice())
     rig = new_rig(tmp_path, host_bytes, device=DelayedDevice(seed))
     with paged(rig, 700_000, policy="planned") as session:
@@ -238,12 +238,12 @@ def _made_unannounced(executor: StreamExecutor, entry: Entry, inputs: list[Entry
 
 @pytest.mark.parametrize(
     ("step", "without"),
-    [("_let_finish", lambda *_: None), ("_catch_up", lambda *_: None), ("remake", _made_unannounced)],
+    [("_let_finish", lambda *_: None), ("_catch_up", lambda *_: None), ("recompute", _made_unannounced)],
 )
 def test_without_a_wait_for_what_is_made_again_the_device_notices(
     step: str, without: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))
     monkeypatch.setattr(StreamExecutor, step, without)
     rig = new_rig(tmp_path, PLENTY)
     with paged(rig, 700_000, policy="planned"):

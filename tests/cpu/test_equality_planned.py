@@ -6,8 +6,8 @@ import workloads
 from bits import same_bits
 
 import torch_lms
+from torch_lms.engine import engine
 from torch_lms.planner import Speeds
-from torch_lms.runtime import foresight
 
 CPU = torch.device("cpu")
 MIN_SIZE = 1024
@@ -20,7 +20,7 @@ NOTHING_TO_MAKE_AGAIN = {"double-backward", "inference-no-grad", "inference-mode
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads, "STEPS", STEPS)
-    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))
     workload = workloads.WORKLOADS[name]
     expected = workload(CPU)
     with torch_lms.session(limit="64GB", min_size=MIN_SIZE) as lms:

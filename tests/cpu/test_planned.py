@@ -180,7 +180,7 @@ def test_copies_are_made_beside_the_program() -> None:
         timeline, plan = lms.timeline(), lms.plan()
     fetches = [span for span in timeline.spans if span.name == "fetch"]
     assert fetches
-    assert sum(map(len, plan.comes)) >= 0.7 * len(fetches)
+    assert sum(map(len, plan.fetches)) >= 0.7 * len(fetches)
 
 
 def test_what_was_recorded(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from traffic import ADAM, LARGE, MIN_SIZE, SGD, STEPS, WARM_UP, Step, demand_of,
 
 import torch_lms
 from torch_lms.cli.demo_train import UNet
+from torch_lms.engine import engine
 from torch_lms.planner import Speeds, floor_bytes
-from torch_lms.runtime import foresight
 
 
 @pytest.fixture(autouse=True)
 def slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foresight, "Speeds", lambda *_: Speeds(1e5, 1e5))
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))
 
 
 class Convolutions(nn.Module):

@@ -294,8 +294,8 @@ def test_a_forked_child_is_told_what_it_must_not_touch() -> None:
         torch_lms.enable(limit=0, min_size=1)
         gone = torch.ones(100_000)
         torch_lms.reclaim()
-        from torch_lms.runtime import limits, session
-        session.auto_limit = lambda device: limits.AutoLimit(0, "a test says so", 0)
+        from torch_lms.runtime import forks, limits
+        forks.auto_limit = lambda device: limits.AutoLimit(0, "a test says so", 0)
         pid = os.fork()
         if pid == 0:
             assert not torch_lms.is_enabled()
@@ -455,17 +455,17 @@ def test_an_interrupt_while_settling_leaves_no_pins(monkeypatch: pytest.MonkeyPa
     with torch_lms.session(limit="3MB", min_size=1):
         session = api.current_session()
         assert session is not None
-        with session.held() as (unit,):
+        with session.standing_still() as (backend,):
             kept, grown = torch.zeros(500_000), torch.zeros(100)
 
             def interrupted(entry: object) -> None:
                 raise KeyboardInterrupt
 
-            monkeypatch.setattr(unit.executor, "finish_evict", interrupted)
+            monkeypatch.setattr(backend.executor, "finish_evict", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 grown.resize_(400_000)
             monkeypatch.undo()
-            assert {page.pins for page in unit.pager.book} == {0}
+            assert {page.pins for page in backend.engine.pager.book} == {0}
             assert kept.sum() == 0
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from pager_events import Reclaim, Restore, TransfersDone
 from pager_rig import Done, Foreseeing, Rig, failing
 
 from torch_lms.errors import PageLostError, StoreError
-from torch_lms.pager import Copied, Discard, FinishEvict, FinishFetch, Reclaim, Release, Restore, StartEvict, StartFetch
-from torch_lms.policy import Ahead
+from torch_lms.pager import Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
+from torch_lms.policy import Prefetch
 from torch_lms.residency import State, Tier
 
 DISK = Tier.DISK
@@ -31,7 +32,7 @@ def new_rig(rig_of: NewRig) -> NewRig:
 
 def beside(rig: Rig, *, leaving: Sequence[int] = (), coming: Sequence[int] = (), new_bytes: int = 0) -> Done:
     """An operation on no page, beside which copies begin."""
-    rig.pager.policy.next = Ahead(leaving, coming)  # type: ignore[attr-defined]
+    rig.pager.policy.next = Prefetch(leaving, coming)  # type: ignore[attr-defined]
     return rig.op(new_bytes=new_bytes)
 
 
@@ -39,7 +40,7 @@ def test_a_page_leaves_beside_the_program(new_rig: NewRig) -> None:
     rig = new_rig(40)
     assert beside(rig, leaving=[1]) == [StartEvict(1, DISK)]
     assert rig.op() == []
-    assert rig.tell(Copied((1,))) == [FinishEvict(1)]
+    assert rig.tell(TransfersDone((1,))) == [FinishEvict(1)]
     assert rig.state(1) is State.CLEAN
     assert beside(rig, leaving=[1]) == [Release(1)]
     assert rig.pager.counters.evictions == 1
@@ -49,7 +50,7 @@ def test_a_page_leaves_beside_the_program(new_rig: NewRig) -> None:
 def test_a_page_comes_beside_the_program(new_rig: NewRig) -> None:
     rig = new_rig(40, away=True)
     assert beside(rig, coming=[1]) == [StartFetch(1)]
-    assert rig.tell(Copied((1,))) == [FinishFetch(1)]
+    assert rig.tell(TransfersDone((1,))) == [FinishFetch(1)]
     assert rig.op(reads=[1]) == []
 
 
@@ -94,7 +95,7 @@ def test_fetches_begin_in_order_and_only_where_there_is_room(new_rig: NewRig) ->
 
 def test_a_page_in_use_does_not_leave(new_rig: NewRig) -> None:
     rig = new_rig(40)
-    rig.pager.policy.next = Ahead([1], [])  # type: ignore[attr-defined]
+    rig.pager.policy.next = Prefetch([1], [])  # type: ignore[attr-defined]
     assert rig.op(reads=[1]) == []
 
 
@@ -102,7 +103,7 @@ def test_a_copy_down_that_fails_leaves_the_page_there(new_rig: NewRig) -> None:
     rig = new_rig(40)
     rig.refuse = failing(FinishEvict(1), error=StoreError("injected"))
     beside(rig, leaving=[1])
-    assert rig.tell(Copied((1,))) == [FinishEvict(1)]
+    assert rig.tell(TransfersDone((1,))) == [FinishEvict(1)]
     assert rig.state(1) is State.RESIDENT
     assert rig.pager.counters.evicted_bytes == 0
 
@@ -111,7 +112,7 @@ def test_a_copy_up_that_fails_is_told_to_whoever_needs_the_page(new_rig: NewRig)
     rig = new_rig(40, away=True)
     rig.refuse = failing(FinishFetch(1), error=PageLostError("injected"), times=2)
     beside(rig, coming=[1])
-    rig.tell(Copied((1,)))
+    rig.tell(TransfersDone((1,)))
     assert rig.state(1) is State.EVICTED
     with pytest.raises(PageLostError):
         rig.op(reads=[1])

@@ -12,29 +12,25 @@ from dataclasses import dataclass
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from pager_rig import Foreseeing, Interrupt, Rig, new_rig
-
-from torch_lms.errors import StoreError, StoreFullError
-from torch_lms.pager import (
-    Action,
-    Copied,
+from pager_events import (
     Created,
-    Discard,
     Exported,
+    Invalidated,
     LimitChanged,
     OpBegins,
     OpEnds,
     Pinned,
     Reclaim,
-    Release,
-    Remake,
     Restore,
-    Spoiled,
-    StartFetch,
     StepEnded,
+    TransfersDone,
     Unpinned,
 )
-from torch_lms.policy import Ahead, Recipe
+from pager_rig import Foreseeing, Interrupt, Rig, new_rig
+
+from torch_lms.errors import StoreError, StoreFullError
+from torch_lms.pager import Action, Discard, Recompute, Release, StartFetch
+from torch_lms.policy import Prefetch, Recipe
 from torch_lms.residency import PageId, State
 
 SIZES = st.integers(1, 60)
@@ -101,7 +97,7 @@ class PagerMachine(RuleBasedStateMachine):
                 raise Interrupt
             if fault() != "refused" or isinstance(action, Release | Discard):
                 return None
-            return DeviceFull() if isinstance(action, StartFetch | Remake) else StoreError("injected")
+            return DeviceFull() if isinstance(action, StartFetch | Recompute) else StoreError("injected")
 
         rig.refuse, rig.interrupt_after = refuse, lambda action: fault() == "interrupted after"
         try:
@@ -177,7 +173,7 @@ class PagerMachine(RuleBasedStateMachine):
         self.rig.unrepeatable = set(self.policy.recipes) if unrepeatable else set()
         if ahead is not None:
             leaving, coming, dropping = map(self.pick, ahead)
-            self.policy.next = Ahead(leaving, coming, [self.recipe(page, picks) for page in dropping])
+            self.policy.next = Prefetch(leaving, coming, [self.recipe(page, picks) for page in dropping])
             self.rig.unrepeatable |= set(dropping) if unrepeatable else set()
         written = self.pick(writes)
         pages = tuple(dict.fromkeys((*self.pick(picks), *written)))
@@ -201,7 +197,7 @@ class PagerMachine(RuleBasedStateMachine):
     def copies_end(self, picks: list[int], faults: dict[int, str]) -> None:
         under_way = self.pick(picks, among=lambda page: self.rig.state(page) in (State.EVICTING, State.FETCHING))
         with self.faults(faults):
-            self.rig.tell(Copied(under_way))
+            self.rig.tell(TransfersDone(under_way))
 
     def check_room(self, new_bytes: int) -> None:
         pager = self.rig.pager
@@ -232,7 +228,7 @@ class PagerMachine(RuleBasedStateMachine):
     def spoil(self, page: PageId, faults: dict[int, str]) -> bool:
         """A storage is about to be emptied by hand; whether that is allowed."""
         with self.faults(faults):
-            self.rig.tell(Spoiled((page,)))
+            self.rig.tell(Invalidated((page,)))
             return True
         return False
 

@@ -7,7 +7,7 @@ import pytest
 from torch_lms.planner import Speeds, choose, gaps_of, make_plan
 from torch_lms.planner.fetches import schedule
 from torch_lms.planner.room import Room
-from torch_lms.policy import Guide, Planned, View
+from torch_lms.policy import PlanCursor, Planned, View
 from torch_lms.residency import Page
 from torch_lms.trace import Living, Recorder, Trace
 
@@ -79,28 +79,28 @@ def test_a_page_that_is_away_when_the_step_ends_comes_in_the_next() -> None:
     assert [number for number, pages in enumerate(comes) if pages] == [9], "before operation 4 of the next"
 
 
-def planned(limit: int = 60) -> Guide:
+def planned(limit: int = 60) -> PlanCursor:
     """Of a step in which page 0 is away while page 1 is used."""
     uses = [[0], [1], [1], [1], [0]]
     trace, recorder = step(uses, [50, 50])
     assert [gap.page for gap in choose(trace, limit)] == [0, 1]
     plan = make_plan(trace, limit, recorder.numbers, Speeds(1e9, 1e9))
-    return Guide(plan, [(100, 50), (101, 50)])
+    return PlanCursor(plan, [(100, 50), (101, 50)])
 
 
 def test_a_page_leaves_after_its_last_use_and_is_expected_back() -> None:
-    guide = planned()
-    guide.begins("op0", (100,))
-    assert (list(guide.leaving), list(guide.coming)) == ([101], [])
-    guide.begins("op1", (101,))
-    assert list(guide.due) == list(guide.leaving) == [100]
-    assert guide.next_use(100) == 3
-    guide.begins("op2", (101,))
-    guide.begins("op3", (101,))
-    guide.begins("op4", (100,))
-    assert list(guide.due) == [101]
-    assert guide.is_done
-    assert not guide.is_lost
+    cursor = planned()
+    cursor.op_begins("op0", (100,))
+    assert (list(cursor.to_evict), list(cursor.to_fetch)) == ([101], [])
+    cursor.op_begins("op1", (101,))
+    assert list(cursor.due) == list(cursor.to_evict) == [100]
+    assert cursor.next_use(100) == 3
+    cursor.op_begins("op2", (101,))
+    cursor.op_begins("op3", (101,))
+    cursor.op_begins("op4", (100,))
+    assert list(cursor.due) == [101]
+    assert cursor.is_done
+    assert not cursor.has_diverged
 
 
 @pytest.mark.parametrize(
@@ -109,39 +109,39 @@ def test_a_page_leaves_after_its_last_use_and_is_expected_back() -> None:
     ids=["name", "page", "fewer pages", "more pages", "a page of another size"],
 )
 def test_whatever_differs_ends_it(name: str, pages: tuple[int, ...]) -> None:
-    guide = planned()
-    guide.created(102, 7)
-    guide.begins("op0", (100,))
-    guide.begins(name, pages)
-    assert guide.is_lost
-    assert not guide.is_done
+    cursor = planned()
+    cursor.created(102, 7)
+    cursor.op_begins("op0", (100,))
+    cursor.op_begins(name, pages)
+    assert cursor.has_diverged
+    assert not cursor.is_done
 
 
 def test_a_step_that_goes_on_is_another() -> None:
-    guide = planned()
+    cursor = planned()
     for number, page in enumerate((100, 101, 101, 101, 100, 100)):
-        guide.begins(f"op{number}", (page,))
-    assert guide.is_lost
+        cursor.op_begins(f"op{number}", (page,))
+    assert cursor.has_diverged
 
 
 def test_a_page_that_died_is_neither_due_nor_known() -> None:
-    guide = planned()
-    guide.begins("op0", (100,))
-    guide.begins("op1", (101,))
-    guide.died(100)
-    assert not guide.due
-    assert guide.next_use(100) == 0
+    cursor = planned()
+    cursor.op_begins("op0", (100,))
+    cursor.op_begins("op1", (101,))
+    cursor.died(100)
+    assert not cursor.due
+    assert cursor.next_use(100) == 0
 
 
 def test_due_pages_leave_first_then_those_used_last() -> None:
     policy = Planned()
-    policy.guide = planned()
-    policy.guide.begins("op0", (100,))
+    policy.cursor = planned()
+    policy.cursor.op_begins("op0", (100,))
     pages = {number: Page(number, 50) for number in (100, 101, 102)}
     victims = [page.id for page in policy.victims(View({}, pages, 0))]
     assert victims[0] == 101
     assert victims.index(100) < victims.index(102), "of page 102 nothing is known: it may be needed at once"
     assert policy.name == "planned"
-    policy.guide = None
+    policy.cursor = None
     assert policy.name == "reactive"
     assert len(list(policy.victims(View({}, pages, 0)))) == 3

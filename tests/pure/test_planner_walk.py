@@ -52,10 +52,10 @@ def test_a_copy_that_takes_the_programs_time_is_dearer_than_making_it_again() ->
     idle = [Op([0, 3])] * 40
     trace = traced([Op([0], [1], is_repeatable=True), *idle, Op([3], [2]), *idle, Op([3, 2]), Op([0, 1])], (0, 3))
     beside, instead = (make_plan(trace, 30, {}, Speeds(10.0, 10.0, lost)) for lost in (0.0, 1.0))
-    assert any(beside.leaves)
-    assert not beside.remade
-    assert not any(instead.leaves)
-    assert [remade.page for remade in instead.remade] == [1]
+    assert any(beside.evicts)
+    assert not beside.recomputations
+    assert not any(instead.evicts)
+    assert [remade.page for remade in instead.recomputations] == [1]
 
 
 def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     step = simulated(trace, 30, SLOW, Planned(), plan)
     assert step.out_bytes == 0
     assert step.peak_bytes <= 30
-    assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.remade})
+    assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.recomputations})
 
 
 def test_an_anchor_is_not_made_again() -> None:

@@ -138,7 +138,7 @@ def test_the_error_about_a_new_page_and_about_a_dead_one(book: Book) -> None:
         book.apply(page, Trigger.FINISH_FETCH)
     book.apply(page, Trigger.DIE)
     with pytest.raises(InvalidTransition, match=r"so far: die.*while 'dead' \(possible: nothing\)"):
-        book.apply(page, Trigger.READ)
+        book.apply(page, Trigger.WRITE)
 
 
 def test_the_story_is_short_however_long_the_life(book: Book) -> None:
@@ -148,14 +148,6 @@ def test_the_story_is_short_however_long_the_life(book: Book) -> None:
         book.apply(page, Trigger.FAIL_EVICT)
     assert page.story.count("evict") == 12
     assert page.story.endswith("start evict, fail evict)")
-
-
-def test_what_changes_nothing_is_not_told(book: Book) -> None:
-    page = book.add(1, NBYTES)
-    for _ in range(100):
-        book.apply(page, Trigger.READ)
-        book.apply(page, Trigger.WRITE)
-    assert "nothing yet" in page.story
 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------

@@ -95,15 +95,19 @@ _ELEMENTS = "it reads elements of others without an operation, and raises if the
 _HELD = "a function of PyTorch that the program held before the session is not patched (docs/reliability.md)"
 _EMPTY = "its result is whatever the memory holds"
 _WORKSPACE = "a part of its result is whatever the memory holds"
-_WITH_VECTORS = "singular values are computed together with the vectors, by another routine (N22)"
+_ROUNDING = "on stock PyTorch, too, its last bits depend on what freed memory held (seven results of 400 calls)"
+_WITH_VECTORS = "singular values and eigenvalues are computed together with the vectors, by another routine (N22)"
 EXPECTED = (
     Expected(r"elements \((?!int)|\(\[x\[0, 1\], x\[0, 2\]\]\)", "differs", "data is not allocated yet", _ELEMENTS),
     Expected(r"^protocol\..* held \(", "differs", "", _HELD),
     Expected(r"^protocol\..* held \(", "crashed", "ended with -", _HELD),
     Expected(r"^torch\.\w*Tensor \(.*called as \(x\[0, 1\], (x\[0, 1\]|4)\)", "unrepeatable", "result", _EMPTY),
+    Expected(r"^torch\.\w*Tensor \(.*called as \(x\[0, 1\], (x\[0, 1\]|4)\)", "differs", "result", _EMPTY),
     Expected(r"^Tensor\.new \(", "unrepeatable", "result", _EMPTY),
     Expected(r"^(torch|torch\.nn\.functional)\.embedding_bag \(", "unrepeatable", "result", _WORKSPACE),
-    Expected(r"^torch\.linalg\.(cond|svdvals|norm|matrix_norm|matrix_rank|pinv) ", "mode", "", _WITH_VECTORS),
+    Expected(r"^torch\.linalg\.lstsq ", "unrepeatable", "result", _ROUNDING),
+    Expected(r"^torch\.linalg\.lstsq ", "differs", "result", _ROUNDING),
+    Expected(r"^torch\.linalg\.(cond|svdvals|norm|matrix_norm|matrix_rank|pinv|eigvalsh) ", "mode", "", _WITH_VECTORS),
     Expected(r"^(torch|Tensor)\.(norm|nuclear_norm|pinverse|svd) ", "mode", "", _WITH_VECTORS),
     Expected(
         r"^protocol\.ctc_loss by lengths \(parameter",
@@ -116,6 +120,12 @@ EXPECTED = (
         "differs",
         "data is not allocated yet",
         "a quantizer made inside a dispatch that no mode sees keeps tensors that leave: it raises",
+    ),
+    Expected(
+        r"^UntypedStorage\.new \(foreign\)",
+        "crashed",
+        "on stock",
+        "stock PyTorch crashes: memory that is not its own has no allocator to ask for more",
     ),
     Expected(r"^UntypedStorage\.__weakref__ ", "differs", "became Entry", "LMS refers to storages weakly (N2)"),
 )

@@ -17,11 +17,11 @@ import torch_lms
 from tests.upstream.digests import Recorder
 from tests.upstream.outcome import EMPTY_MODE, PLAIN, Outcome
 from tests.upstream.settings import SETTINGS, Setting
+from torch_lms.engine import engine
 from torch_lms.planner import Speeds, plan
-from torch_lms.runtime import foresight
 
 _FOR_PLANS = (
-    (foresight, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be made again is
+    (engine, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be made again is
     (plan, "_WALKS", plan._WALKS[:2]),  # any plan will do: a good one of a test's thousand operations takes seconds
     (plan, "_MOST_WALKED", 0),
 )

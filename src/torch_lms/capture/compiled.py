@@ -10,7 +10,10 @@ from torch_lms.imported import once_imported
 
 _REGIONS = "torch._inductor.output_code", ("CompiledFxGraph", "CompiledAOTI")
 _DYNAMO_RULES = "torch._dynamo.trace_rules"
-_OURS = "torch_lms.capture", "torch_lms.runtime.session", "torch_lms.runtime.unit", "torch_lms.pager"
+_OURS = (
+    *("torch_lms.capture", "torch_lms.engine", "torch_lms.pager"),
+    *(f"torch_lms.runtime.{name}" for name in ("backend", "fast_path", "holds", "page_table", "session")),
+)
 
 
 class CompiledRegions:

@@ -246,7 +246,6 @@ class _Tracer(TorchDispatchMode):
         self._device = device
         self._registry = Registry()
         self._whole = self._in_parts = Recorder(())
-        self._unit = object()
         self.trace = Trace((), ())
 
     @contextmanager
@@ -344,7 +343,7 @@ class _Tracer(TorchDispatchMode):
     def _entry(self, storage: torch.UntypedStorage) -> Entry | None:
         entry = self._registry.find(storage)
         if entry is None and storage_nbytes(storage) >= self._min_size:
-            return self._registry.add(storage, self._unit)
+            return self._registry.add(storage, None)
         return entry
 
     def _bury(self) -> None:

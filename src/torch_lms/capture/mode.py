@@ -1,7 +1,6 @@
 """The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
 
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_lms.capture import split
 from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
 from torch_lms.capture.collectives import finish_of
+from torch_lms.capture.page_owner import PageOwner, RawUse, Use
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes, like, result_device
@@ -32,7 +32,6 @@ from torch_lms.capture.tensors import (
     untyped_storage,
     wrappers_among,
 )
-from torch_lms.capture.told import RawUse, Told, Use
 
 _FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -42,70 +41,16 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _OUT_OF_BOUNDS = "out of bounds for storage"
 
 
-class Sink(Told):
-    """Whoever is told of operations, and sees to it that their pages are there. Any thread may call it."""
-
-    active: bool
-    """Whether there is anything to do; a mode left behind on some thread is inert once this is False."""
-
-    interrupted: bool
-    """Whether an interrupt waits to be delivered."""
-
-    min_size: int
-    """Bytes from which on a storage may be a page."""
-
-    kind: str
-    """Of the devices whose storages are pages: "cuda" for one."""
-
-    calm: bool
-    """Whether every page is on the device and none is about to leave: operations need only ``fly`` and ``land``."""
-
-    @abstractmethod
-    def deliver(self) -> None:
-        """Raise the interrupt that waits: nothing is half done now."""
-
-    @abstractmethod
-    def fly(self, entries: list[Entry]) -> bool:
-        """An operation on ``entries`` begins in calm; False if calm has ended meanwhile: then it must ``begin``."""
-
-    @abstractmethod
-    def land(self, entries: list[Entry], wrote: bool) -> None:
-        """It ended, or failed, and perhaps ``wrote`` to them."""
-
-    @abstractmethod
-    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
-        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
-
-    @abstractmethod
-    def retyped(self, tensor: torch.Tensor) -> None:
-        """``tensor`` shows a storage that other tensors show as another type."""
-
-    @abstractmethod
-    def tight(self, entries: list[Entry]) -> bool:
-        """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough."""
-
-    @abstractmethod
-    def room_for_one_op(self, entries: list[Entry]) -> int:
-        """Bytes that one operation may touch without exceeding the limit by itself."""
-
-    @abstractmethod
-    def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
-        """``entries`` are used until ``is_over()``, though their operation has returned."""
-
-    @abstractmethod
-    def recover(self, entries: list[Entry], new_bytes: int) -> None:
-        """Memory ran out inside an operation: free all that can be freed (N9)."""
-
-
 class LmsMode(TorchDispatchMode):
-    """Tells ``sink`` of every operation. Holds no argument longer than the operation (N21)."""
+    """Tells the owner of the pages of every operation. Holds no argument longer than the operation (N21)."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, owner: PageOwner) -> None:
         super().__init__()
-        self._sink = sink
-        self._find = sink.find
+        self._owner = owner
+        self._fast_path = owner.fast_path
+        self._find = owner.find
         self._sizes = Sizes()
         self._left_out = threading.local()
 
@@ -134,24 +79,24 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` with its pages resident."""
         kwargs = kwargs or {}
-        if self._sink.interrupted:
-            self._sink.deliver()
-        if not self._sink.active or getattr(self._left_out, "now", False):
+        if self._owner.interrupted:
+            self._owner.deliver()
+        if not self._owner.active or getattr(self._left_out, "now", False):
             return func(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
         if not types:
             pages: list[Entry] = []
             info = describe(func)
-            seen = plain_pages(values, self._find, self._sink.min_size, pages) if info.is_simple else 0
-            if seen > 0 and (self._flies(pages) if pages else not self._makes_pages(func, info, args, kwargs)):
+            seen = plain_pages(values, self._find, self._owner.min_size, pages) if info.is_simple else 0
+            if seen > 0 and self._passes(func, info, pages, args, kwargs):
                 try:
                     return self._noticed(func(*args, **kwargs), info)
                 except (RuntimeError, MemoryError) as error:
-                    if not self._sink.is_out_of_memory(error) or info.writes or info.seeded:
+                    if not self._owner.is_out_of_memory(error) or info.writes or info.seeded:
                         raise
                 finally:
                     if pages:
-                        self._sink.land(pages, wrote=bool(info.writes))
+                        self._fast_path.exit(pages, wrote=bool(info.writes))
             elif seen > 0 and not (info.composite or info.view):
                 return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
         if types and (wrappers := wrappers_among(values)):
@@ -173,32 +118,33 @@ class LmsMode(TorchDispatchMode):
             own = self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)])
             if not own:
                 return NotImplemented
-            self._sink.export(own, "a dispatch of its own")
+            self._owner.export(own, "a dispatch of its own")
             used = self._entries(tensors_within((args, kwargs)))
-        self._sink.require(RawUse(str(func), is_regular=False), used, 0)
+        self._owner.require(RawUse(str(func), is_regular=False), used, 0)
         try:
             self._left_out.once = True
             with self:
                 result = func(*args, **kwargs)
             with no_torch_function():
                 if kept := self._kept(_Op(self._find, func, describe(func), args, kwargs, used), result):
-                    self._sink.export(kept, "kept by PyTorch")
+                    self._owner.export(kept, "kept by PyTorch")
             return result
         finally:
             self._left_out.once = False
-            self._sink.end(used, used)
+            self._owner.end(used, used)
 
-    def _flies(self, pages: list[Entry]) -> bool:
-        return self._sink.calm and self._sink.fly(pages)
-
-    def _makes_pages(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether there must be room for what an operation makes of tensors that are no pages."""
-        return not self._sink.calm and self._new_bytes(func, info, args, kwargs) >= self._sink.min_size
+    def _passes(
+        self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether an operation may run at once: on the fast path, or without pages, used or made."""
+        if self._fast_path.is_open:
+            return not pages or self._fast_path.enter(pages)
+        return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
 
     def _new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of pages that ``func`` will create, as far as is known."""
         nbytes = self._sizes.new_bytes(func, info, args, kwargs)
-        return nbytes if nbytes and result_device(args, kwargs).type == self._sink.kind else 0
+        return nbytes if nbytes and result_device(args, kwargs).type == self._owner.kind else 0
 
     def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = describe(func)
@@ -210,7 +156,7 @@ class LmsMode(TorchDispatchMode):
         if info.view and is_strided((*args, *kwargs.values())):
             result = self._view(func, tensors, args, kwargs)
             if info.retypes:
-                self._sink.retyped(result)
+                self._owner.retyped(result)
             return result
         return self._run_on(func, info, self._entries(tensors), args, kwargs)
 
@@ -218,11 +164,11 @@ class LmsMode(TorchDispatchMode):
         self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         op = _Op(self._find, func, info, args, kwargs, entries)
-        if not self._sink.tight(entries):
+        if not self._owner.tight(entries):
             return self._execute(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
-        most = self._sink.room_for_one_op(entries)
+        most = self._owner.room_for_one_op(entries)
         is_large = sum(entry.nbytes for entry in entries) + op.new_bytes > most
         result = self._run_large(op, most) if is_large else self._execute(op)
         if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
@@ -258,21 +204,21 @@ class LmsMode(TorchDispatchMode):
         return split.join(info, results)
 
     def _execute(self, op: "_Op") -> Any:
-        sink, info = self._sink, op.info
-        sink.require(op, op.entries, op.new_bytes)
+        owner, info = self._owner, op.info
+        owner.require(op, op.entries, op.new_bytes)
         written = op.entries
         try:
             result = self._noticed(self._call(op), info)
             if op.call is not None:
                 op.call.made(result, self._find)
             if info.collective and (is_over := finish_of(result)) is not None:
-                sink.hold(self._entries(tensors_within((op.args, op.kwargs, result))), is_over)
+                owner.hold(self._entries(tensors_within((op.args, op.kwargs, result))), is_over)
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
             if kept := self._kept(op, result):
-                sink.export(kept, "kept by PyTorch")
+                owner.export(kept, "kept by PyTorch")
         finally:
-            sink.end(op.entries, written)
+            owner.end(op.entries, written)
         return result
 
     def _kept(self, op: "_Op", result: Any) -> list[Entry]:
@@ -290,7 +236,7 @@ class LmsMode(TorchDispatchMode):
         try:
             return op.func(*op.args, **op.kwargs)
         except (RuntimeError, MemoryError) as error:
-            if not self._sink.is_out_of_memory(error):
+            if not self._owner.is_out_of_memory(error):
                 raise
             failure = error.with_traceback(None)  # its frames would hold what must be freed
         if op.undo is None and (op.info.writes or op.info.seeded):
@@ -299,15 +245,15 @@ class LmsMode(TorchDispatchMode):
             finally:
                 del failure  # which holds this frame (N21)
         op.new_bytes = self._new_bytes(op.func, op.info, op.args, op.kwargs)
-        self._sink.recover(op.entries, op.new_bytes)
+        self._owner.recover(op.entries, op.new_bytes)
         if op.undo is not None:
             op.undo()
         try:
             return op.func(*op.args, **op.kwargs)
         except (RuntimeError, MemoryError) as error:
-            if not self._sink.is_out_of_memory(error):
+            if not self._owner.is_out_of_memory(error):
                 raise
-            raise self._sink.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
+            raise self._owner.does_not_fit(str(op), op.entries, op.new_bytes, error) from error
 
     def _view(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """No byte is touched, but PyTorch checks some views against the size of the storage, 0 while it is evicted."""
@@ -317,23 +263,23 @@ class LmsMode(TorchDispatchMode):
             if _OUT_OF_BOUNDS not in str(error):
                 raise
         entries = self._entries(tensors)
-        self._sink.require(RawUse(str(func), is_regular=False), entries, 0)
+        self._owner.require(RawUse(str(func), is_regular=False), entries, 0)
         try:
             return func(*args, **kwargs)
         finally:
-            self._sink.end(entries, [])
+            self._owner.end(entries, [])
 
     def _noticed(self, result: Any, info: OpInfo) -> Any:
         """``result``, with the pages in it known. Small empty ones are none before their first operation (N12)."""
         if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
             if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:
-                self._sink.entry_of(storage, result)
+                self._owner.entry_of(storage, result)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
                 self._entry(tensor)
         if info.retypes:
-            self._sink.retyped(result)
+            self._owner.retyped(result)
         return result
 
     def _entries(self, tensors: list[Any]) -> list[Entry]:
@@ -343,7 +289,7 @@ class LmsMode(TorchDispatchMode):
 
     def _entry(self, tensor: Any) -> Entry | None:
         if isinstance(tensor, torch.Tensor):
-            return self._sink.entry_of(storage_of(tensor), tensor)
+            return self._owner.entry_of(storage_of(tensor), tensor)
         return self._find(tensor)  # a storage is nobody's yet: its type decides whether it will be a page (N12)
 
     def _made(self, op: "_Op", result: Any) -> int:
@@ -393,7 +339,7 @@ class _Op(Use):
     def is_repeatable(self) -> bool:
         return can_be_repeated(self.info, self.args, self.kwargs, self.find)
 
-    def write_down(self, writes_of: Callable[[Entry], int]) -> None:
+    def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
         if self.is_repeatable:
             self.call = write_down(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
 

@@ -2,9 +2,8 @@
 
 import sys
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -15,10 +14,10 @@ import torch.jit._script
 import torch.utils.dlpack
 
 from torch_lms.capture.composites import Composites
+from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
 from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among
-from torch_lms.capture.told import RawUse, Told
 from torch_lms.errors import UnsupportedError
 from torch_lms.imported import once_imported
 
@@ -33,7 +32,7 @@ _WRITTEN: _Roads = {
 _ADDRESS: _Roads = {
     torch.Tensor: ("data_ptr", "const_data_ptr"),
     torch.UntypedStorage: ("data_ptr",),
-    torch.TypedStorage: ("data_ptr",),
+    torch.TypedStorage: ("data_ptr", "_data_ptr"),
 }
 _DLPACK: _Roads = {
     torch._C: ("_to_dlpack", "_to_dlpack_versioned"),
@@ -72,34 +71,6 @@ ESCAPED = "address escaped"
 """Why a page stays whose memory others may use."""
 
 
-class RawAccess(Told):
-    """Whoever is told of raw accesses before they happen."""
-
-    @abstractmethod
-    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
-        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
-
-    @abstractmethod
-    def lend(self, entries: list[Entry], borrower: object) -> None:
-        """``borrower`` shares the memory of ``entries``, which stay on the device until it dies."""
-
-    @abstractmethod
-    def all_held(self) -> AbstractContextManager[None]:
-        """Inside, every page is on the device, whatever the limit."""
-
-    @abstractmethod
-    def unseen(self) -> AbstractContextManager[None]:
-        """Inside, this thread's operations pass unseen, and their results are no pages."""
-
-    @abstractmethod
-    def keeping(self) -> AbstractContextManager[None]:
-        """Inside, what this thread makes stays on the device."""
-
-    @abstractmethod
-    def resized(self, entry: Entry) -> None:
-        """The user gave the storage of ``entry`` another size."""
-
-
 class RawPatches:
     """The patches. They let everything through that is no page.
 
@@ -108,7 +79,7 @@ class RawPatches:
         kind: of devices whose storages are pages: "cuda" for one.
     """
 
-    def __init__(self, told: RawAccess, kind: str) -> None:
+    def __init__(self, told: PageOwner, kind: str) -> None:
         self._told = told
         self._kind = kind
         self._patches = Patches()
@@ -262,7 +233,7 @@ class RawPatches:
             return call(*args, **kwargs)
         nbytes = args[1]
         if nbytes == 0:
-            self._told.spoil([entry])
+            self._told.invalidate([entry])
         with self._touching([entry] if nbytes else [], written=True):
             result = call(*args, **kwargs)
             self._told.resized(entry)

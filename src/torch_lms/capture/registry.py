@@ -4,10 +4,11 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from torch_lms.engine import Engine
 from torch_lms.residency import PageId
 
 STORAGE: Any = torch._C.StorageBase
@@ -23,19 +24,19 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     Attributes:
         page: its number.
         nbytes: its size, also while it is evicted.
-        unit: whoever pages its device; chosen by the runtime.
+        engine: of its device.
         key: identity of the storage's Python object.
         is_exported: whether somebody uses its memory unseen.
     """
 
-    __slots__ = ("is_exported", "key", "nbytes", "page", "unit")
+    __slots__ = ("engine", "is_exported", "key", "nbytes", "page")
     __hash__ = object.__hash__  # by itself, not by a referent that may be dead
     __eq__ = object.__eq__
     is_exported: bool
     key: int
     nbytes: int
     page: PageId
-    unit: Any
+    engine: Engine
 
 
 class Registry:
@@ -62,11 +63,14 @@ class Registry:
         entry = self._entries.get(id(storage))
         return entry if entry is not None and entry() is storage else None
 
-    def add(self, storage: torch.UntypedStorage, unit: Any) -> Entry:
-        """``storage`` becomes a page of ``unit``."""
+    def add(self, storage: torch.UntypedStorage, engine: Engine | None) -> Entry:
+        """``storage`` becomes a page of the device of ``engine``; None where pages are only numbered."""
         # The callback may run at any moment, on any thread, with our lock held: it only appends.
         entry = Entry(storage, self._deaths.append)
-        entry.page, entry.nbytes, entry.unit, entry.key = next(self._ids), storage_nbytes(storage), unit, id(storage)
+        entry.page = next(self._ids)
+        entry.nbytes = storage_nbytes(storage)
+        entry.engine = cast(Engine, engine)
+        entry.key = id(storage)
         entry.is_exported = False
         self._entries[entry.key] = entry
         return entry

@@ -1,9 +1,10 @@
-"""What the pager asks for. Runtime and simulator perform the same actions.
+"""What the pager asks for. Every backend performs the same actions (see ``engine.Backend``).
 
 The pager yields one action at a time and is sent the outcome: None, or the error that kept it from being done. So its
 book says at every moment what is the case, not what was hoped for.
 """
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 from torch_lms.policy import Recipe
@@ -49,7 +50,7 @@ class Discard(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Free the page's device bytes although there is no other copy, if it can be made again by ``recipe``, whose inputs
+    """Free the page's device bytes although there is no other copy, if it can be recomputed by ``recipe``, whose inputs
     stay alive until then. An outcome says why it cannot.
     """
 
@@ -57,10 +58,13 @@ class Drop(NamedTuple):
     recipe: Recipe
 
 
-class Remake(NamedTuple):
-    """Make the dropped page again. Its inputs are resident."""
+class Recompute(NamedTuple):
+    """Recompute the dropped page. Its inputs are resident."""
 
     page: PageId
 
 
-Action = StartEvict | FinishEvict | Release | StartFetch | FinishFetch | Discard | Drop | Remake
+Action = StartEvict | FinishEvict | Release | StartFetch | FinishFetch | Discard | Drop | Recompute
+
+Actions = Generator[Action, Exception | None, None]
+"""Yields actions, and is sent the outcome of each."""

@@ -10,12 +10,12 @@ class Counters:
     Attributes:
         evictions, evicted_bytes: pages copied down, and their bytes.
         fetches, fetched_bytes: pages copied up, and their bytes.
-        clean_drops: pages freed without a copy, because a lower copy was still valid.
-        recomputes, recomputed_bytes: pages made again, and their bytes.
+        clean_drops: pages evicted without a copy, because a lower copy was still valid.
+        recomputes, recomputed_bytes: pages recomputed, and their bytes.
         steps: step boundaries seen.
         demand_bytes: the most bytes alive at once in any whole step.
-        room_from_free, room_from_one, room_from_some, room_from_all: operations whose room was simply there, came from
-            one page's leaving, from several, or from every page that could leave.
+        room_from_free, room_from_one, room_from_some, room_from_all: operations whose room was there, or came from
+            evicting one page, several, or every page that could be evicted.
     """
 
     evictions: int = 0

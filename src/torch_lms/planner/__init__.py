@@ -1,5 +1,6 @@
 """From a trace to a plan."""
 
+from torch_lms.engine import Speeds
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
@@ -7,7 +8,7 @@ from torch_lms.planner.forecast import POLICIES, Forecast, Need, forecast, may_f
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.remakes import Makers
-from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
+from torch_lms.planner.walk import Choice, Rules, Walker
 
 __all__ = [
     "POLICIES",

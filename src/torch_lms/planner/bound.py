@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from torch_lms.engine import Speeds
 from torch_lms.planner.gaps import gaps_of, written
 from torch_lms.planner.remakes import Makers
 from torch_lms.planner.room import Room
-from torch_lms.planner.walk import Speeds
 from torch_lms.trace import Trace
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from math import inf
 
+from torch_lms.engine import Speeds
 from torch_lms.errors import StoreError, UsageError
 from torch_lms.machine import KINDS, Calibration, Efficiency, Machine
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
-from torch_lms.planner.walk import Speeds
 from torch_lms.policy import Planned, Policy, Reactive
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator, timed

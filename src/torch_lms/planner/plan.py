@@ -7,11 +7,12 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+from torch_lms.engine import Speeds
 from torch_lms.planner.evictions import choose, choose_dropped, moved_out
 from torch_lms.planner.fetches import schedule
 from torch_lms.planner.gaps import Gap
 from torch_lms.planner.room import Room
-from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
+from torch_lms.planner.walk import Choice, Rules, Walker
 from torch_lms.policy import Plan, Planned
 from torch_lms.residency import PageId, Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator

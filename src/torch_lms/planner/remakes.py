@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from functools import cached_property
 
 from torch_lms.planner.gaps import Gap
-from torch_lms.policy import Remade
+from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
 _MOST_OPS = 32
@@ -26,7 +26,7 @@ class Makers:
                 found[page].append(number)
         return found
 
-    def program(self, gap: Gap) -> Remade | None:
+    def program(self, gap: Gap) -> Recomputation | None:
         """How to make the page of ``gap`` again right before the operation that needs it; None if that is not possible.
 
         What is there by then is taken; what is not, or has changed, is made again, too.
@@ -61,7 +61,7 @@ class Makers:
         if inputs & made.keys():
             return None
         on_the_way = {page for op in ops for page in (*trace.ops[op].creates, *trace.ops[op].writes)} - {gap.page}
-        return Remade(
+        return Recomputation(
             gap.page,
             gap.after,
             gap.before,

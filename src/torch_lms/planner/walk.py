@@ -7,33 +7,21 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
+from torch_lms.engine import Speeds
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.remakes import Makers
-from torch_lms.policy import Remade
+from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace, demand_curve
 
 _LEAST_S = 1e-9
 """Between an operation and the next."""
 
 
-class Speeds(NamedTuple):
-    """Of the link.
-
-    Attributes:
-        out, back: bytes per second.
-        lost: share of a copy's time that the program loses though it does not wait, since the same cores make both.
-    """
-
-    out: float
-    back: float
-    lost: float = 0.0
-
-
 class Choice(NamedTuple):
     """When pages are away: moved, or dropped and made again."""
 
     moved: list[Gap]
-    dropped: list[tuple[Gap, Remade]]
+    dropped: list[tuple[Gap, Recomputation]]
 
 
 class Rules(NamedTuple):
@@ -94,7 +82,7 @@ class Walker:
         weighed = (op.seconds * share**focus for op, share in zip(self.trace.ops, self._over, strict=True))
         return list(accumulate(weighed, initial=0.0))
 
-    def seconds(self, program: Remade) -> float:
+    def seconds(self, program: Recomputation) -> float:
         """That it takes to run."""
         return self._seconds[program.ops]
 
@@ -104,7 +92,7 @@ class _Absence:
     """A page is not on the device, since ``gap`` began."""
 
     gap: Gap
-    program: Remade | None
+    program: Recomputation | None
 
 
 class _Stay(NamedTuple):
@@ -118,13 +106,13 @@ class _Stay(NamedTuple):
     """
 
     gap: Gap
-    program: Remade | None
+    program: Recomputation | None
     out_s: float
     back_s: float
     make_s: float
 
     @classmethod
-    def of(cls, gap: Gap, program: Remade | None, given: Walker) -> "_Stay":
+    def of(cls, gap: Gap, program: Recomputation | None, given: Walker) -> "_Stay":
         """For a page that has no copy yet, but for constants."""
         out_s = 0.0 if gap.is_copied else gap.nbytes / given.speeds.out
         back_s = gap.nbytes / given.speeds.back if gap.before >= 0 else 0.0
@@ -145,7 +133,7 @@ class _Walk:
         self._position, self._late_s, self._out_free_s = 0, 0.0, 0.0
         self._stays: dict[tuple[int, int], _Stay | None] = {}
         self._moved: list[Gap] = []
-        self._dropped: list[tuple[Gap, Remade]] = []
+        self._dropped: list[tuple[Gap, Recomputation]] = []
 
     def step(self) -> None:
         """One more."""
@@ -210,7 +198,7 @@ class _Walk:
             held = {other for one in chain if (p := self._away[one].program) is not None for other in p.inputs}
             self._have(chain.pop(), program, pinned | held)
 
-    def _have(self, page: int, program: Remade | None, pinned: set[int]) -> None:
+    def _have(self, page: int, program: Recomputation | None, pinned: set[int]) -> None:
         nbytes = self._pages[page].nbytes
         if program is None:
             self._make_room(nbytes, pinned)
@@ -261,7 +249,7 @@ class _Walk:
                 return
             self._leave(*best)
 
-    def _leave(self, gap: Gap, page: int, program: Remade | None) -> None:
+    def _leave(self, gap: Gap, page: int, program: Recomputation | None) -> None:
         if program is None and page not in self._clean and not gap.is_copied:
             self._out_free_s = self._out_at_s(page) + gap.nbytes / self._given.speeds.out
         self._resident.remove(page)
@@ -278,7 +266,7 @@ class _Walk:
             self._stays[key] = _Stay.of(gap, program, self._given) if gap is not None else None
         return self._stays[key]
 
-    def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Remade | None]:
+    def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Recomputation | None]:
         """In which ``page`` is, and how it can be made again."""
         given = self._given
         exact = given.gaps.get((page, last))
@@ -304,7 +292,7 @@ class _Walk:
         out_s = 0.0 if page in self._clean else stay.out_s
         return min(self._rules.price * (out_s + stay.back_s), stay.make_s)
 
-    def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Remade | None]:
+    def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Recomputation | None]:
         """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
         gap, back_s = stay.gap, stay.back_s
         out_s = 0.0 if page in self._clean else stay.out_s

@@ -1,38 +1,42 @@
 """What a policy sees, and what it answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch_lms.residency import Page, PageId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
-    """The pages that may leave now: resident, not pinned, pageable. Read only.
+    """The pages that may be evicted now: resident, not pinned, pageable. Read only; it changes as the pages do.
 
     Attributes:
         clean: those with a valid lower copy, least recently used first.
         dirty: the others, least recently used first.
-        tick: now, counted in operations.
-        leaving: those being copied down already, in the order in which that began.
+        tick: the time, counted in operations.
+        evicting: those whose eviction has started already, in the order in which it did.
     """
 
     clean: Mapping[PageId, Page]
     dirty: Mapping[PageId, Page]
     tick: int
-    leaving: Mapping[PageId, Page] = field(default_factory=dict)
+    evicting: Mapping[PageId, Page] = field(default_factory=dict)
+
+    def find(self, page: PageId) -> Page | None:
+        """The page of that number, if it may be evicted now."""
+        return self.clean.get(page) or self.evicting.get(page) or self.dirty.get(page)
 
 
 class Recipe(NamedTuple):
-    """How a page can be made again.
+    """How a page can be recomputed.
 
     Attributes:
         page: the page.
-        inputs: pages that it takes, as they are now.
+        inputs: pages that the recomputation reads, as they are now.
         extra_bytes: needed meanwhile, beside inputs and page.
-        ops: which operations of the step make it, by their position.
+        ops: the operations of the step that compute it, by their position.
     """
 
     page: PageId
@@ -41,18 +45,18 @@ class Recipe(NamedTuple):
     ops: tuple[int, ...] = ()
 
 
-class Ahead(NamedTuple):
-    """What may begin now, although nothing needs it yet.
+class Prefetch(NamedTuple):
+    """What may start now, although nothing needs it yet.
 
     Attributes:
-        leaving: pages to be copied down and freed.
-        coming: pages to be fetched while there is room, the first needed first.
-        dropping: pages to be freed without a copy.
+        evict: pages to be copied to a lower tier, and then freed.
+        fetch: pages to be fetched while there is room, the first needed first.
+        drop: pages to be freed without a copy.
     """
 
-    leaving: Sequence[PageId]
-    coming: Sequence[PageId]
-    dropping: Sequence[Recipe] = ()
+    evict: Sequence[PageId]
+    fetch: Sequence[PageId]
+    drop: Sequence[Recipe] = ()
 
 
 class Policy(ABC):
@@ -61,26 +65,46 @@ class Policy(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Of the policy in force."""
+        """The name of the policy in force."""
 
     @property
-    def knows_better(self) -> bool:
-        """Whether what exceeds the limit after an operation had better wait for the next one to make room: much of it
-        is about to die, or to be used. The next operation finds the room that it needs in any case.
+    def defers_trimming(self) -> bool:
+        """Whether pages beyond the limit stay until the next operation makes room. Much of what exceeds the limit after
+        an operation is about to die, or to be used. The next operation finds the room that it needs in any case.
         """
         return False
 
     @abstractmethod
     def victims(self, view: View) -> Iterator[Page]:
-        """All pages of ``view``, the first to leave first. The pager stops asking when there is room enough, and
-        takes each page that left out of ``view`` before it asks for the next: iterate over copies. A page that is
+        """All pages of ``view``, in the order in which to evict them. The pager stops asking when there is room
+        enough, and takes each victim out of ``view`` before it asks for the next: iterate over copies. A page that is
         given twice is asked once.
         """
 
-    def ahead(self, view: View) -> Ahead | None:
-        """What to begin beside the operation that begins now; None if nothing."""
+    def prefetch(self, view: View) -> Prefetch | None:
+        """What to start beside the operation that begins now; None for nothing."""
         return None
 
     def recipe(self, page: PageId) -> Recipe | None:
-        """How ``page`` can be made again, if it had better leave without a copy whenever it has to."""
+        """How to recompute ``page``, if it had better be dropped than evicted whenever it has to go."""
         return None
+
+
+def inputs_first(page: PageId, missing_input: Callable[[PageId], PageId | None]) -> Iterator[list[PageId]]:
+    """Order the recomputation of ``page``: whatever it needs that was dropped, too, comes before it.
+
+    Yields the chain of pages that wait for each other. Its last page has all its inputs: the caller recomputes it
+    before it asks for the next chain. Whoever follows a plan on paper and the pager both go by this order.
+
+    Args:
+        page: what is needed.
+        missing_input: names an input of a page that has to be recomputed first; None if it has all.
+    """
+    chain = [page]
+    while chain:
+        missing = missing_input(chain[-1])
+        if missing is not None:
+            chain.append(missing)
+            continue
+        yield chain
+        chain.pop()

@@ -1,58 +1,209 @@
-"""With a step that repeats: what the plan has away leaves; else what is used last."""
+"""With a step that repeats: evict what the plan has away; else what is used last."""
 
-from collections.abc import Iterator
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 
-from torch_lms.policy.base import Ahead, Policy, Recipe, View
-from torch_lms.policy.plan import Guide
+from torch_lms.policy.base import Policy, Prefetch, Recipe, View
+from torch_lms.policy.plan import Plan
 from torch_lms.policy.reactive import Reactive
 from torch_lms.residency import Page, PageId
 
 
-class Planned(Policy):
-    """Follows a guide while there is one, and is reactive otherwise.
+class PlanCursor:
+    """Where a step is in the plan that it may be following.
+
+    Pages that the plan knows are bound to their numbers at once, the others when an operation of the plan names them.
+    A cursor only ever moves on: at the first operation that is not the plan's it has diverged, for good.
+
+    Args:
+        plan: the plan to follow.
+        living: ids and bytes of the pages when the step begins.
 
     Attributes:
-        guide: knows the step that runs; None if nobody does.
+        due: pages that the plan has away now, those longest due first. A dict for its order, as the next two.
+        to_evict: those among them whose eviction may not have started yet.
+        to_fetch: pages whose fetch is to start, the first needed first.
+        to_drop: pages that the plan has dropped now, and that may not be yet.
+        recipes: of all pages that the plan has dropped now, those included that were recomputed as inputs of others.
+        position: of the operation that runs, or ran last; -1 before the first.
+        has_diverged: whether the step has left the plan.
+    """
+
+    def __init__(self, plan: Plan, living: Iterable[tuple[PageId, int]]) -> None:
+        self.plan = plan
+        self.has_diverged = False
+        self.due: dict[PageId, None] = {}
+        self.to_evict: dict[PageId, None] = {}
+        self.to_fetch: dict[PageId, None] = {}
+        self.to_drop: dict[PageId, Recipe] = {}
+        self.recipes: dict[PageId, Recipe] = {}
+        self.position = -1
+        self._ops = plan.trace.ops
+        self._created = 0
+        self._numbers: dict[PageId, int] = {}
+        self._ids: dict[int, PageId] = {}
+        self._nbytes: dict[PageId, int] = {}
+        for page, nbytes in living:
+            self._nbytes[page] = nbytes
+            number = plan.known.get(page)
+            if number is not None and plan.trace.pages[number].nbytes == nbytes:
+                self._bind(page, number)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the step has been the plan's, from its first operation to its last."""
+        return not self.has_diverged and self.position == len(self._ops) - 1
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether the operation that runs computes something that is to be dropped."""
+        return not self.has_diverged and self.position in self.plan.repeated_ops
+
+    def op_begins(self, name: str, pages: tuple[PageId, ...]) -> None:
+        """Move on by one operation."""
+        if self.has_diverged:
+            return
+        if self.position >= 0:
+            self._op_ended()
+        self.position += 1
+        self._created = 0
+        if self.position >= len(self._ops) or self._ops[self.position].name != name:
+            self.has_diverged = True
+            return
+        self.has_diverged = not self._are(pages, self._ops[self.position].pages)
+        for page in pages:
+            self._forget(page)
+            self.recipes.pop(page, None)
+        for recomputation in self.plan.recomputed_before.get(self.position, ()):
+            for number in recomputation.inputs:
+                if number in self._ids:
+                    self._forget(self._ids[number])
+        for number in self.plan.fetches[self.position]:
+            if number in self._ids:
+                self._forget(self._ids[number])
+                self.to_fetch[self._ids[number]] = None
+
+    def created(self, page: PageId, nbytes: int) -> None:
+        """Bind what the operation that runs has created."""
+        self._nbytes[page] = nbytes
+        if self.has_diverged or self.position < 0:
+            return
+        creates = self._ops[self.position].creates
+        if self._created >= len(creates) or self.plan.trace.pages[creates[self._created]].nbytes != nbytes:
+            self.has_diverged = True
+            return
+        self._bind(page, creates[self._created])
+        self._created += 1
+
+    def died(self, page: PageId) -> None:
+        """Forget ``page``: its storage is gone."""
+        self._nbytes.pop(page, None)
+        self._forget(page)
+        self.recipes.pop(page, None)
+        number = self._numbers.pop(page, None)
+        if number is not None:
+            del self._ids[number]
+
+    def next_use(self, page: PageId) -> int:
+        """How many operations from now ``page`` is used, as far as is known: 0 if that is unknown."""
+        number = self._numbers.get(page)
+        if number is None:
+            return 0
+        trace = self.plan.trace
+        uses = trace.uses[number]
+        index = bisect_right(uses, self.position)
+        if index < len(uses):
+            return uses[index] - self.position
+        outlives_step = trace.pages[number].dead == len(trace.ops)
+        successor = trace.pages[number].becomes if outlives_step else -1
+        uses_in_next_step = trace.uses[successor] if successor >= 0 else ()
+        first_use = uses_in_next_step[0] if uses_in_next_step else len(trace.ops)
+        return len(trace.ops) - self.position + first_use
+
+    def _op_ended(self) -> None:
+        """What the plan has away from here on is due."""
+        for number in self.plan.evicts[self.position]:
+            if number in self._ids:
+                page = self._ids[number]
+                self.due[page] = self.to_evict[page] = None
+        for recomputation in self.plan.dropped_after.get(self.position, ()):
+            inputs = tuple(self._ids[number] for number in recomputation.inputs if number in self._ids)
+            if recomputation.page in self._ids and len(inputs) == len(recomputation.inputs):
+                page = self._ids[recomputation.page]
+                self.due[page] = None
+                recipe = Recipe(page, inputs, recomputation.extra_bytes, recomputation.ops)
+                self.to_drop[page] = self.recipes[page] = recipe
+
+    def _forget(self, page: PageId) -> None:
+        """``page`` is in use, or to be fetched: it is not due any more."""
+        self.due.pop(page, None)
+        self.to_evict.pop(page, None)
+        self.to_fetch.pop(page, None)
+        self.to_drop.pop(page, None)
+
+    def _are(self, pages: tuple[PageId, ...], numbers: tuple[int, ...]) -> bool:
+        """Whether ``pages`` are those that the plan calls ``numbers``. A page without a number is given its number."""
+        if len(pages) != len(numbers):
+            return False
+        for page, number in zip(pages, numbers, strict=True):
+            if page in self._numbers or number in self._ids:
+                if self._numbers.get(page) != number:
+                    return False
+            elif self._nbytes.get(page) == self.plan.trace.pages[number].nbytes:
+                self._bind(page, number)
+            else:
+                return False
+        return True
+
+    def _bind(self, page: PageId, number: int) -> None:
+        self._numbers[page] = number
+        self._ids[number] = page
+        if self.position < 0 and number in self.plan.away:
+            self.due[page] = self.to_evict[page] = None
+
+
+class Planned(Policy):
+    """Follows a plan while there is one, and is reactive otherwise.
+
+    Attributes:
+        cursor: knows where the step is in its plan; None if it follows none.
     """
 
     def __init__(self) -> None:
-        self.guide: Guide | None = None
+        self.cursor: PlanCursor | None = None
         self._otherwise = Reactive()
 
     @property
     def name(self) -> str:
-        return "reactive" if self.guide is None else "planned"
+        return "reactive" if self.cursor is None else "planned"
 
     @property
-    def knows_better(self) -> bool:
-        return self.guide is not None
+    def defers_trimming(self) -> bool:
+        return self.cursor is not None
 
     def victims(self, view: View) -> Iterator[Page]:
-        guide = self.guide
-        if guide is None:
+        cursor = self.cursor
+        if cursor is None:
             yield from self._otherwise.victims(view)
             return
-        for page in list(guide.due):
-            found = _offered(view, page)
-            if found is not None:
-                yield found
-        rest = [*view.clean.values(), *view.leaving.values(), *view.dirty.values()]
-        yield from sorted(rest, key=lambda page: guide.next_use(page.id), reverse=True)
+        for number in list(cursor.due):
+            page = view.find(number)
+            if page is not None:
+                yield page
+        rest = [*view.clean.values(), *view.evicting.values(), *view.dirty.values()]
+        yield from sorted(rest, key=lambda page: cursor.next_use(page.id), reverse=True)
 
     def recipe(self, page: PageId) -> Recipe | None:
-        return self.guide.recipes.get(page) if self.guide is not None else None
+        return self.cursor.recipes.get(page) if self.cursor is not None else None
 
-    def ahead(self, view: View) -> Ahead | None:
-        guide = self.guide
-        if guide is None or not (guide.leaving or guide.coming or guide.dropping):
+    def prefetch(self, view: View) -> Prefetch | None:
+        cursor = self.cursor
+        if cursor is None or not (cursor.to_evict or cursor.to_fetch or cursor.to_drop):
             return None
-        gone: dict[PageId, Any]
-        for gone in (guide.leaving, guide.dropping):
-            for page in [page for page in gone if _offered(view, page) is None]:
-                del gone[page]
-        return Ahead(list(guide.leaving), list(guide.coming), list(guide.dropping.values()))
-
-
-def _offered(view: View, page: PageId) -> Page | None:
-    return view.clean.get(page) or view.leaving.get(page) or view.dirty.get(page)
+        for page in list(cursor.to_evict):
+            if view.find(page) is None:
+                del cursor.to_evict[page]
+        for page in list(cursor.to_drop):
+            if view.find(page) is None:
+                del cursor.to_drop[page]
+        return Prefetch(list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop.values()))

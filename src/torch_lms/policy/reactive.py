@@ -14,7 +14,7 @@ _WINDOW = 32
 
 
 class Reactive(Policy):
-    """Clean pages not used lately; those on their way out; dirty ones by inactivity times size; the clean ones just
+    """Clean pages not used lately; those being evicted; dirty ones by inactivity times size; the clean ones just
     used.
     """
 
@@ -24,7 +24,7 @@ class Reactive(Policy):
 
     def victims(self, view: View) -> Iterator[Page]:
         yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
-        yield from list(view.leaving.values())
+        yield from list(view.evicting.values())
         dirty = list(view.dirty.values())
         for first in range(0, len(dirty), _WINDOW):
             window = dirty[first : first + _WINDOW]

@@ -1,11 +1,11 @@
-"""The book of all pages of one device: their states, and the bytes these cost."""
+"""The book of all pages of one device: their states, the bytes these cost, and which pages may be evicted."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch_lms.errors import InvalidTransition, InvariantError
 from torch_lms.residency.page import Page, PageId, Tier
-from torch_lms.residency.state import State, Trigger, after
+from torch_lms.residency.state import IN_LOWER_TIER, ON_DEVICE, TRANSITIONS, State, Trigger
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Ledger:
     peak_live: int = 0
 
     def add(self, nbytes: int) -> None:
-        """Bytes on the device that belong to no page yet."""
+        """Count bytes on the device."""
         self.device += nbytes
         self.live += nbytes
         if self.device > self.peak_device:
@@ -36,16 +36,30 @@ class Ledger:
             self.peak_live = self.live
 
     def remove(self, nbytes: int) -> None:
-        """Undo ``add``."""
+        """Undo ``add``; the peaks stay."""
         self.device -= nbytes
         self.live -= nbytes
 
 
 class Book:
-    """All pages of one device. The only place where states and ledger change."""
+    """All pages of one device. The only place where pages and ledger change.
+
+    A candidate is a page that may be evicted now: it is on the device, pageable, and not pinned. A page becomes the
+    youngest candidate whenever it becomes one, and whenever its state changes.
+
+    Attributes:
+        ledger: bytes by place.
+        clean, evicting, dirty: the candidates by state, the oldest first (dirty ones are ``resident``).
+        fetching: pages whose fetch has started and not finished.
+    """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
+        self.clean: dict[PageId, Page] = {}
+        self.evicting: dict[PageId, Page] = {}
+        self.dirty: dict[PageId, Page] = {}
+        self.fetching: dict[PageId, Page] = {}
+        self._candidates = {State.CLEAN: self.clean, State.EVICTING: self.evicting, State.RESIDENT: self.dirty}
         self._pages: dict[PageId, Page] = {}
 
     def __getitem__(self, page_id: PageId) -> Page:
@@ -60,11 +74,19 @@ class Book:
     def __iter__(self) -> Iterator[Page]:
         return iter(self._pages.values())
 
-    def add(self, page_id: PageId, nbytes: int, unpageable: str = "") -> Page:
+    def get(self, page_id: PageId) -> Page | None:
+        """The page of that number, if it lives."""
+        return self._pages.get(page_id)
+
+    # -- pages and their states --------------------------------------------------------------------------------------
+
+    def add(self, page_id: PageId, nbytes: int, unpageable: str = "", tick: int = 0) -> Page:
         """A new page, resident, of ``nbytes`` bytes; ``page_id`` must never have been used."""
-        page = Page(page_id, nbytes, unpageable)
+        page = Page(page_id, nbytes, unpageable, last_use=tick)
         self._pages[page_id] = page
-        self._count(page, device=nbytes, live=nbytes)
+        if not unpageable:
+            self.dirty[page_id] = page
+        self.ledger.add(nbytes)
         return page
 
     def apply(self, page: Page, trigger: Trigger, tier: Tier | None = None) -> None:
@@ -74,42 +96,134 @@ class Book:
             InvalidTransition: its state does not allow it; nothing changed.
         """
         before = page.state
-        state = after(before, trigger, page.tell)
+        state = TRANSITIONS.get((before, trigger))
+        if state is None:
+            legal = ", ".join(t.value for s, t in TRANSITIONS if s is before) or "nothing"
+            raise InvalidTransition(
+                f"{page.story}: '{trigger.value}' is not possible while '{before.value}' (possible: {legal})"
+            )
         if trigger is Trigger.START_EVICT:
             page.tier = tier
-        device = (state.on_device - before.on_device) * page.nbytes
-        lower = (state.in_lower_tier - before.in_lower_tier) * page.nbytes
-        live = -page.nbytes if state is State.DEAD else 0
-        if device or lower or live:
-            self._count(page, device=device, lower=lower, live=live)
-        if state is not before:
-            page.remember(trigger.value)
-            page.state = state
-        if not state.in_lower_tier:
+        self._count(page, before, state)
+        page.remember(trigger.value)
+        page.state = state
+        if state not in IN_LOWER_TIER:
             page.tier = None
-        if state is State.DEAD:
+        if before in self._candidates:
+            self._candidates[before].pop(page.id, None)
+        elif before is State.FETCHING:
+            del self.fetching[page.id]
+        if state is State.FETCHING:
+            self.fetching[page.id] = page
+        elif state is State.DEAD:
             del self._pages[page.id]
+        elif state in self._candidates and not page.pins and not page.unpageable:
+            self._candidates[state][page.id] = page
 
     def resize(self, page: Page, nbytes: int) -> None:
         """The user resized a resident storage (one without a lower copy: a write discards that)."""
         if page.state is not State.RESIDENT:
             raise InvalidTransition(f"{page.story}: resized while '{page.state.value}'")
-        grown = nbytes - page.nbytes
-        self._count(page, device=grown, live=grown)
+        self.ledger.add(nbytes - page.nbytes)
         page.nbytes = nbytes
 
-    def _count(self, page: Page, *, device: int = 0, lower: int = 0, live: int = 0) -> None:
+    def make_unpageable(self, page: Page, reason: str) -> None:
+        """``page`` stays on the device from now on, for ``reason`` unless it had one already."""
+        self.withdraw(page)
+        page.unpageable = page.unpageable or reason
+
+    def _count(self, page: Page, before: State, state: State) -> None:
+        """``page`` goes from one state to the other: move its bytes in the ledger."""
         ledger = self.ledger
+        device = ((state in ON_DEVICE) - (before in ON_DEVICE)) * page.nbytes
+        lower = ((state in IN_LOWER_TIER) - (before in IN_LOWER_TIER)) * page.nbytes
         ledger.device += device
-        ledger.live += live
         if page.tier is Tier.HOST:
             ledger.host += lower
         elif page.tier is Tier.DISK:
             ledger.disk += lower
+        if state is State.DEAD:
+            ledger.live -= page.nbytes
         if ledger.device > ledger.peak_device:
             ledger.peak_device = ledger.device
-        if ledger.live > ledger.peak_live:
-            ledger.peak_live = ledger.live
+
+    # -- pages in use ------------------------------------------------------------------------------------------------
+
+    def pin(self, pages: Iterable[PageId]) -> list[Page]:
+        """Keep ``pages`` from leaving, until as many calls of ``unpin``. Those that are away or under way."""
+        unready = []
+        for page_id in pages:
+            page = self._pages[page_id]
+            page.pins += 1
+            candidates = self._candidates.get(page.state)
+            if candidates is not None:
+                candidates.pop(page_id, None)
+            if page.state is not State.RESIDENT and page.state is not State.CLEAN:
+                unready.append(page)
+        return unready
+
+    def unpin(self, pages: Iterable[PageId], tick: int) -> None:
+        """Undo one ``pin`` of ``pages``, which were in use until ``tick``. Those that died meanwhile are passed over:
+        ``set_`` drops a storage that its operation pinned.
+        """
+        for page_id in pages:
+            page = self._pages.get(page_id)
+            if page is not None:
+                page.pins -= 1
+                page.last_use = tick
+                if not page.pins:
+                    self.offer(page)
+
+    def write(self, pages: Iterable[PageId]) -> list[tuple[PageId, Tier]]:
+        """``pages`` were written. The lower copies, of these pages, that are worth nothing now."""
+        stale = []
+        for page_id in pages:
+            page = self._pages.get(page_id)
+            if page is None:
+                continue
+            page.writes += 1
+            if page.state is State.CLEAN:  # if it has left meanwhile, that was after the write
+                assert page.tier is not None
+                stale.append((page_id, page.tier))
+                self.apply(page, Trigger.WRITE)
+        return stale
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def offer(self, page: Page) -> None:
+        """Make ``page`` the youngest candidate, if it may be evicted."""
+        if not page.pins and not page.unpageable and page.state in self._candidates:
+            self._candidates[page.state][page.id] = page
+
+    def withdraw(self, page: Page) -> None:
+        """Make ``page`` no candidate until it is offered again."""
+        candidates = self._candidates.get(page.state)
+        if candidates is not None:
+            candidates.pop(page.id, None)
+
+    def is_candidate(self, page: Page) -> bool:
+        """Whether ``page`` may be evicted now."""
+        candidates = self._candidates.get(page.state)
+        return candidates is not None and page.id in candidates
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether any page may be evicted now."""
+        return bool(self.clean or self.evicting or self.dirty)
+
+    # -- the ledger's peaks ------------------------------------------------------------------------------------------
+
+    def take_peak_live(self) -> int:
+        """The most bytes that were alive at once since this was last asked."""
+        peak = self.ledger.peak_live
+        self.ledger.peak_live = self.ledger.live
+        return peak
+
+    def reset_peak_device(self) -> None:
+        """Start anew to look for the most bytes on the device."""
+        self.ledger.peak_device = self.ledger.device
+
+    # -- checks ------------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Check every invariant.
@@ -125,11 +239,28 @@ class Book:
         if (device, live, host, disk) != (ledger.device, ledger.live, ledger.host, ledger.disk):
             raise InvariantError(f"the ledger says {ledger}, its pages device={device} live={live} {host=} {disk=}")
         for page in self:
-            if page.pins < 0:
-                raise InvariantError(f"{page.story}: unpinned more often than pinned")
-            if page.pins and page.state in (State.EVICTED, State.DROPPED):
-                raise InvariantError(f"{page.story}: pinned, yet {page.state.value}")
-            if page.unpageable and page.state is not State.RESIDENT:
-                raise InvariantError(f"{page.story}: may not leave the device ({page.unpageable}), yet {page.state}")
-            if (page.tier is None) == page.state.in_lower_tier:
-                raise InvariantError(f"{page.story}: {page.state} in tier {page.tier}")
+            self._validate_page(page)
+        self._validate_candidates()
+
+    def _validate_page(self, page: Page) -> None:
+        if page.pins < 0:
+            raise InvariantError(f"{page.story}: unpinned more often than pinned")
+        if page.pins and page.state in (State.EVICTED, State.DROPPED):
+            raise InvariantError(f"{page.story}: pinned, yet {page.state.value}")
+        if page.unpageable and page.state is not State.RESIDENT:
+            raise InvariantError(f"{page.story}: may not leave the device ({page.unpageable}), yet {page.state}")
+        if (page.tier is None) == page.state.in_lower_tier:
+            raise InvariantError(f"{page.story}: {page.state} in tier {page.tier}")
+
+    def _validate_candidates(self) -> None:
+        """Between two events every page that may be evicted is a candidate, and no other."""
+        for page in self:
+            may_be_evicted = not page.pins and not page.unpageable and page.state in self._candidates
+            if self.is_candidate(page) != may_be_evicted:
+                raise InvariantError(f"{page.story}: a candidate for eviction: {self.is_candidate(page)}")
+            if (page.id in self.fetching) != (page.state is State.FETCHING):
+                raise InvariantError(f"{page.story}: taken to be fetched: {page.id in self.fetching}")
+        for state, pages in self._candidates.items():
+            for page in pages.values():
+                if page.state is not state or page.id not in self._pages:
+                    raise InvariantError(f"{page.story}: a candidate as if it were '{state.value}'")

@@ -27,12 +27,14 @@ class Page:
         id: its number.
         nbytes: bytes of its storage.
         unpageable: why it must stay on the device, or "" if it may leave.
-        state: see ``State``. Changed by ``Book`` alone.
+        state: see ``State``.
         tier: where the lower copy is; None without one.
         pins: how many running operations (or callers of ``pinned``) need it resident.
         last_use: tick of its last use.
-        is_new_below: whether its lower copy was made since it was last away.
+        has_new_copy: whether its lower copy was made since it was last away.
         writes: how often it may have been written.
+
+    ``Book`` alone changes a page.
     """
 
     id: PageId
@@ -42,7 +44,7 @@ class Page:
     tier: Tier | None = None
     pins: int = 0
     last_use: int = 0
-    is_new_below: bool = False
+    has_new_copy: bool = False
     writes: int = 0
     _story: deque[str] | None = field(default=None, repr=False)
 
@@ -55,9 +57,5 @@ class Page:
     @property
     def story(self) -> str:
         """What happened to it lately."""
-        return self.tell()
-
-    def tell(self) -> str:
-        """The same, as a function: an error that is not raised needs no story."""
         past = ", ".join(self._story or ()) or "nothing yet"
         return f"page {self.id} of {self.nbytes} bytes (pins {self.pins}; so far: {past})"

@@ -1,12 +1,10 @@
 """The states of a page, and the ONE table of what may happen in each.
 
-An illegal transition raises and changes nothing. The diagram in ``docs/design.md`` is made from this table.
+``Book.apply`` follows it: an illegal transition raises and changes nothing. Reading a page changes no state, nor does
+writing one without a lower copy. The diagram in ``docs/design.md`` is made from this table.
 """
 
-from collections.abc import Callable
 from enum import Enum
-
-from torch_lms.errors import InvalidTransition
 
 
 class State(Enum):
@@ -30,7 +28,7 @@ class State(Enum):
     """In a lower tier, and on its way up. Costs both."""
 
     DROPPED = "dropped"
-    """No copy: it can be made again, from pages that live. Costs nothing."""
+    """No copy: it can be recomputed, from pages that live. Costs nothing."""
 
     DEAD = "dead"
     """The storage died. Costs nothing; nothing may happen any more. A page under way cannot die: whoever copies it
@@ -39,19 +37,19 @@ class State(Enum):
     @property
     def on_device(self) -> bool:
         """Whether device bytes are occupied."""
-        return self in _ON_DEVICE
+        return self in ON_DEVICE
 
     @property
     def in_lower_tier(self) -> bool:
         """Whether bytes of a lower tier are occupied."""
-        return self in _IN_LOWER_TIER
+        return self in IN_LOWER_TIER
 
 
-_ON_DEVICE = frozenset({State.RESIDENT, State.CLEAN, State.EVICTING, State.FETCHING})
+ON_DEVICE = frozenset({State.RESIDENT, State.CLEAN, State.EVICTING, State.FETCHING})
+IN_LOWER_TIER = frozenset({State.CLEAN, State.EVICTING, State.EVICTED, State.FETCHING})
+
 UNDER_WAY = frozenset({State.EVICTING, State.FETCHING})
 """Somebody is copying the page: it must be neither written nor freed, nor, while it comes, read."""
-
-_IN_LOWER_TIER = frozenset({State.CLEAN, State.EVICTING, State.EVICTED, State.FETCHING})
 
 
 class Trigger(Enum):
@@ -66,44 +64,28 @@ class Trigger(Enum):
     START_FETCH = "start fetch"
     FINISH_FETCH = "finish fetch"
     FAIL_FETCH = "fail fetch"
-    READ = "read"
     WRITE = "write"
     DROP = "drop"
-    REMAKE = "remake"
+    RECOMPUTE = "recompute"
     DIE = "die"
 
 
 TRANSITIONS: dict[tuple[State, Trigger], State] = {
-    (State.RESIDENT, Trigger.READ): State.RESIDENT,
-    (State.RESIDENT, Trigger.WRITE): State.RESIDENT,
     (State.RESIDENT, Trigger.START_EVICT): State.EVICTING,
     (State.RESIDENT, Trigger.DROP): State.DROPPED,
     (State.RESIDENT, Trigger.DIE): State.DEAD,
-    (State.CLEAN, Trigger.READ): State.CLEAN,
     (State.CLEAN, Trigger.WRITE): State.RESIDENT,
     (State.CLEAN, Trigger.RELEASE): State.EVICTED,
     (State.CLEAN, Trigger.DIE): State.DEAD,
-    (State.EVICTING, Trigger.READ): State.EVICTING,
     (State.EVICTING, Trigger.FINISH_EVICT): State.CLEAN,
     (State.EVICTING, Trigger.FAIL_EVICT): State.RESIDENT,
     (State.EVICTED, Trigger.START_FETCH): State.FETCHING,
     (State.EVICTED, Trigger.DIE): State.DEAD,
     (State.FETCHING, Trigger.FINISH_FETCH): State.CLEAN,
     (State.FETCHING, Trigger.FAIL_FETCH): State.EVICTED,
-    (State.DROPPED, Trigger.REMAKE): State.RESIDENT,
+    (State.DROPPED, Trigger.RECOMPUTE): State.RESIDENT,
     (State.DROPPED, Trigger.DIE): State.DEAD,
 }
-
-
-def after(state: State, trigger: Trigger, story: Callable[[], str]) -> State:
-    """The state that follows; ``story`` tells of the page and what it went through, for the error."""
-    try:
-        return TRANSITIONS[state, trigger]
-    except KeyError:
-        legal = ", ".join(t.value for s, t in TRANSITIONS if s is state) or "nothing"
-        raise InvalidTransition(
-            f"{story()}: '{trigger.value}' is not possible while '{state.value}' (possible: {legal})"
-        ) from None
 
 
 def transition_table() -> str:

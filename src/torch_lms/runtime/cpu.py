@@ -37,6 +37,8 @@ class CpuExecutor(Executor):
         disk: where pages go.
     """
 
+    has_streams = False
+
     def __init__(self, disk: DiskStore) -> None:
         super().__init__({Tier.DISK: disk.capacity}, Clock())
         self._disk = disk
@@ -45,7 +47,7 @@ class CpuExecutor(Executor):
         self._heap: Heap | None = None
 
     @property
-    def lost(self) -> float:
+    def overlap_penalty(self) -> float:
         """All of it where operations use every core: one that copies keeps the others waiting at the end of each."""
         return float(torch.get_num_threads() >= len(os.sched_getaffinity(0)))
 

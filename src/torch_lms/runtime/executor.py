@@ -4,7 +4,6 @@ import ctypes
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 
@@ -34,29 +33,38 @@ class Executor(ABC):
         tiers: most bytes of each lower tier, nearest first.
         clock: tells when the program's work is done.
         stall_s: seconds in which the host waited for copies, or the program's stream.
+        has_streams: whether operations run on streams, so that ``use`` has something to order.
     """
+
+    has_streams = True
 
     def __init__(self, tiers: dict[Tier, int], clock: Clock) -> None:
         self.tiers, self.clock = tiers, clock
         self.stall_s = 0.0
         self._spans: list[Span] = []
-        self._perform: dict[type[Any], Callable[[Any, Entry], None]] = {
-            StartEvict: lambda action, entry: self.start_evict(entry, action.tier),
-            FinishEvict: lambda _, entry: self.finish_evict(entry),
-            Release: lambda _, entry: self.release(entry),
-            StartFetch: lambda _, entry: self.start_fetch(entry),
-            FinishFetch: lambda _, entry: self.finish_fetch(entry),
-            Discard: lambda _, entry: self.discard(entry),
-        }
 
     @property
-    def lost(self) -> float:
+    def overlap_penalty(self) -> float:
         """Share of a copy's time that the program loses though it does not wait for it."""
         return 0.0
 
     def perform(self, action: Action, entry: Entry) -> None:
-        """Do ``action``, which is about ``entry``."""
-        self._perform[type(action)](action, entry)
+        """Do ``action``, which is about ``entry``; dropping and recomputing take more than an entry."""
+        match action:
+            case StartEvict():
+                self.start_evict(entry, action.tier)
+            case FinishEvict():
+                self.finish_evict(entry)
+            case Release():
+                self.release(entry)
+            case StartFetch():
+                self.start_fetch(entry)
+            case FinishFetch():
+                self.finish_fetch(entry)
+            case Discard():
+                self.discard(entry)
+            case _:
+                raise TypeError(f"expected a transfer of one page; got {action}")
 
     @abstractmethod
     def start_evict(self, entry: Entry, tier: Tier) -> None:
@@ -82,7 +90,7 @@ class Executor(ABC):
         """Free the page's device bytes although there is no lower copy."""
         self.release(entry)
 
-    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+    def recompute(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         """Have ``make`` give the page device bytes again, from those of ``inputs``.
 
         Raises:

@@ -9,8 +9,11 @@ from types import FrameType
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
-_OURS = tuple(f"{_PACKAGE / floor}/" for floor in ("capture", "pager", "policy", "residency", "stores")) + tuple(
-    str(_PACKAGE / "runtime" / f"{name}.py") for name in ("cpu", "executor", "session", "staging", "streams", "unit")
+_FLOORS = ("capture", "engine", "pager", "policy", "residency", "stores")
+_RUNTIME = ("backend", "cpu", "executor", "fast_path", "holds", "page_table", "session", "staging", "streams")
+_OURS = (
+    *(f"{_PACKAGE / floor}/" for floor in _FLOORS),
+    *(str(_PACKAGE / "runtime" / f"{name}.py") for name in _RUNTIME),
 )
 """Files whose frames mean that the books may be in between two states. Not those that call the user's code."""
 

@@ -12,8 +12,8 @@ Who waits for whom (N5). "Home" is the stream for which a page's memory was allo
 5. The allocator is told of every other stream that uses memory which we allocated, and waits for it when that memory
    comes free, by our hand or with the program's last reference. Where the program said so itself (`record_stream`), it
    said it of memory that is gone.
-6. What is freed without a copy, because it can be made again, comes free when all streams are through with it; it is
-   made again on home, and every other stream waits for that.
+6. What is freed without a copy, because it can be recomputed, comes free when all streams are through with it; it is
+   recomputed on home, and every other stream waits for that.
 7. A lower copy's room is used again only when no copy into it or out of it is under way.
 
 A page under way has its storage held, so the program cannot end it; and each step is safe to repeat, since an interrupt
@@ -167,7 +167,7 @@ class StreamExecutor(Executor):
             for stream in use.streams - {owner}:
                 self._device.wait(owner, self._device.record(stream))
 
-    def remake(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
+    def recompute(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         """On the page's home, to which its memory must belong (see ``start_fetch``)."""
         use = self._use_of(entry)
         self._catch_up(use.home)

@@ -1,33 +1,17 @@
-"""Steps on a virtual clock: the pager decides as it does for real, and copies take the modelled machine's time."""
+"""Steps on a virtual clock: the engine decides as it does for real, and transfers take the modelled machine's time."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 
-from torch_lms.pager import (
-    Action,
-    Copied,
-    Created,
-    Died,
-    Discard,
-    Drop,
-    Event,
-    FinishEvict,
-    FinishFetch,
-    LimitChanged,
-    OpBegins,
-    OpEnds,
-    Pager,
-    Remake,
-    StartEvict,
-    StartFetch,
-    StepEnded,
-    drive,
-)
-from torch_lms.policy import Guide, Plan, Planned, Policy, Recipe
-from torch_lms.residency import Ledger, PageId, Tier
-from torch_lms.sim.lanes import Lanes, LinkSpeeds
-from torch_lms.timeline import Log, Timeline
+from torch_lms.engine import Engine, OnePlan, StepRecord
+from torch_lms.pager import Pager
+from torch_lms.policy import Plan, Planned, Policy
+from torch_lms.residency import PageId, Tier
+from torch_lms.sim.backend import LaneBackend
+from torch_lms.sim.lanes import LinkSpeeds
+from torch_lms.timeline import Timeline
 from torch_lms.trace import Trace
 
 
@@ -37,14 +21,13 @@ class SimulatedStep:
 
     Attributes:
         seconds: from its first operation to the first of the next.
-        stall_s: of these, waiting for copies.
-        copying_s: of these, lost to copies that the program's own cores make.
-        recompute_s: of these, making pages again.
+        stall_s: of these, waiting for transfers.
+        copying_s: of these, lost to transfers that the program's own cores make.
+        recompute_s: of these, recomputing pages.
         peak_bytes: most on the device at once, pages and workspaces.
         host_bytes, disk_bytes: most there.
         out_bytes, in_bytes: moved.
-        recomputed_bytes: of the pages made again.
-        timeline: what was done and when.
+        recomputed_bytes: of the pages recomputed.
     """
 
     seconds: float
@@ -57,21 +40,12 @@ class SimulatedStep:
     out_bytes: int
     in_bytes: int
     recomputed_bytes: int
-    timeline: Timeline
+    _record: StepRecord = field(repr=False, compare=False)
 
-
-@dataclass(slots=True)
-class _Peak:
-    """The most at once."""
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-
-    def note(self, ledger: Ledger, more_bytes: int) -> None:
-        """What there is now, and ``more_bytes`` on the device that are no pages."""
-        self.device = max(self.device, ledger.device + more_bytes)
-        self.host, self.disk = max(self.host, ledger.host), max(self.disk, ledger.disk)
+    @cached_property
+    def timeline(self) -> Timeline:
+        """What was done and when."""
+        return self._record.timeline(float)
 
 
 class Simulator:
@@ -84,8 +58,8 @@ class Simulator:
         speeds: of the links.
         policy: chooses victims; a ``Planned`` one follows ``plan``.
         plan: for such steps.
-        is_blocking: whether whoever starts a copy waits until it has ended, and copies nothing beside operations.
-        keeps_copies: whether a page that came back and was not written may leave again without a copy.
+        is_blocking: whether whoever starts a transfer waits until it has ended, and moves nothing beside operations.
+        keeps_copies: whether a page that was fetched and not written may leave again without a copy.
         grows: whether ``limit`` rises to whatever an operation needs beyond it.
     """
 
@@ -102,150 +76,89 @@ class Simulator:
         keeps_copies: bool = True,
         grows: bool = False,
     ) -> None:
-        self.pager = Pager(limit, policy, tiers)
-        self._trace, self._policy, self._plan = trace, policy, plan
-        self._is_blocking, self._keeps_copies, self._grows = is_blocking, keeps_copies, grows
-        self._lanes, self._lost = Lanes(speeds), speeds.lost
-        self._now_s = 0.0
-        self._ids = count()
-        self._of: dict[int, PageId] = {}  # by number in the trace
+        self._trace = trace
+        self._keeps_copies = keeps_copies
+        self._grows = grows
+        self._plans = OnePlan(plan) if plan is not None and isinstance(policy, Planned) else None
+        self._backend = LaneBackend(trace, tiers, speeds, is_blocking)
+        self._engine = Engine(self._backend, policy, limit, plans=self._plans)
+        self._backend.pager = self._engine.pager
+        self._new_ids = count()
+        self._ids: dict[int, PageId] = {}  # by number in the trace
         self._deaths: list[list[int]] = [[] for _ in trace.ops]
         for number, page in enumerate(trace.pages):
             if page.dead < len(trace.ops):
                 self._deaths[max(page.dead, 0)].append(number)
-        self._recipes: dict[PageId, Recipe] = {}  # of pages that are dropped
-        self._stall_s = self._copying_s = self._recompute_s = 0.0
-        self._log = Log()
-        self._peak = _Peak()
+
+    @property
+    def pager(self) -> Pager:
+        """It decides what moves."""
+        return self._engine.pager
 
     def step(self) -> SimulatedStep:
         """One step, with the pages where the step before left them."""
+        engine, backend = self._engine, self._backend
         for number, page in enumerate(self._trace.pages):
-            if page.born < 0 and number not in self._of:
+            if page.born < 0 and number not in self._ids:
                 self._create(number)
-        guide = self._new_guide()
-        began_s, self._log, self._peak = self._now_s, Log(), _Peak()
-        self._stall_s = self._copying_s = self._recompute_s = 0.0
-        counters, copies = self.pager.counters, len(self._lanes.spans)
-        out, back, made = counters.evicted_bytes, counters.fetched_bytes, counters.recomputed_bytes
+        if self._plans is not None:
+            self._plans.living = {n: self._ids[n] for n, page in enumerate(self._trace.pages) if page.born < 0}
+        began_s = backend.now_s
+        backend.begin_step()
+        engine.step_begins(is_short=True)
+        record = engine.record
+        assert record is not None
+        counters = engine.pager.counters
+        evicted_bytes, fetched_bytes = counters.evicted_bytes, counters.fetched_bytes
+        recomputed_bytes = counters.recomputed_bytes
         for position in range(len(self._trace.ops)):
-            self._op(position, guide)
-        self._tell(StepEnded())
-        self._end_step()
-        self._log.add(*self._lanes.spans[copies:])
+            self._run_op(position)
+        engine.step_ended()
+        self._renumber()
+        record.finish(backend.now_s)
         return SimulatedStep(
-            seconds=self._now_s - began_s,
-            stall_s=self._stall_s,
-            copying_s=self._copying_s,
-            recompute_s=self._recompute_s,
-            peak_bytes=self._peak.device,
-            host_bytes=self._peak.host,
-            disk_bytes=self._peak.disk,
-            out_bytes=counters.evicted_bytes - out,
-            in_bytes=counters.fetched_bytes - back,
-            recomputed_bytes=counters.recomputed_bytes - made,
-            timeline=self._log.timeline(),
+            seconds=backend.now_s - began_s,
+            stall_s=backend.stall_s,
+            copying_s=backend.copying_s,
+            recompute_s=backend.recompute_s,
+            peak_bytes=backend.peak_bytes,
+            host_bytes=backend.host_bytes,
+            disk_bytes=backend.disk_bytes,
+            out_bytes=counters.evicted_bytes - evicted_bytes,
+            in_bytes=counters.fetched_bytes - fetched_bytes,
+            recomputed_bytes=counters.recomputed_bytes - recomputed_bytes,
+            _record=record,
         )
 
-    def _new_guide(self) -> Guide | None:
-        if self._plan is None or not isinstance(self._policy, Planned):
-            return None
-        known = {self._of[number]: number for number, page in enumerate(self._trace.pages) if page.born < 0}
-        living = [(page, self._trace.pages[number].nbytes) for page, number in known.items()]
-        self._policy.guide = Guide(replace(self._plan, known=known), living)
-        return self._policy.guide
-
-    def _op(self, position: int, guide: Guide | None) -> None:
+    def _run_op(self, position: int) -> None:
         op = self._trace.ops[position]
-        pages = tuple(self._of[number] for number in op.pages)
-        if guide is not None:
-            guide.begins(op.name, pages)
-        if landed := self._lanes.landed(self._now_s):
-            self._tell(Copied(tuple(landed)))
-        written = tuple(self._of[number] for number in op.writes)
-        self._tell(OpBegins(pages, op.new_bytes, written if self.pager.has_dropped else ()))
-        ledger = self.pager.book.ledger
-        self._log.op_begins(op.name, self._now_s, ledger.device, ledger.host, ledger.disk)
+        engine, pager = self._engine, self._engine.pager
+        pages = tuple([self._ids[number] for number in op.pages])
+        written = tuple([self._ids[number] for number in op.writes])
+        engine.op_begins(op, pages, op.new_bytes, written)
         for number in op.creates:
-            page = self._create(number)
-            if guide is not None:
-                guide.created(page, self._trace.pages[number].nbytes)
-        self._peak.note(ledger, op.work.workspace_bytes if op.work is not None else 0)
-        self._now_s += op.seconds
-        self._log.op_ends(self._now_s)
-        if self._grows and self.pager.room < 0:
-            self._tell(LimitChanged(ledger.device))
-        self._tell(OpEnds(pages, written if self._keeps_copies else pages))
+            self._create(number)
+        self._backend.note_peak(pager.book.ledger, op.work.workspace_bytes if op.work is not None else 0)
+        self._backend.now_s += op.seconds
+        if self._grows and pager.room < 0:
+            engine.set_soft_limit(pager.book.ledger.device)
+        engine.op_ends(pages, written if self._keeps_copies else pages)
         for number in self._deaths[position]:
-            self._die(number, guide)
+            self._die(number)
 
-    def _create(self, number: int) -> PageId:
-        page = self._of[number] = next(self._ids)
+    def _create(self, number: int) -> None:
+        page = self._ids[number] = next(self._new_ids)
         traced = self._trace.pages[number]
-        self._tell(Created(page, traced.nbytes, traced.unpageable))
-        return page
+        self._engine.created(page, traced.nbytes, traced.unpageable)
 
-    def _die(self, number: int, guide: Guide | None) -> None:
-        page = self._of.pop(number, None)
-        if page is None:
-            return
-        if guide is not None:
-            guide.died(page)
-        if page in self._lanes.done_s:
-            self._lanes.done_s[page] = self._now_s  # nobody waits for it
-        self._tell(Died(page))
+    def _die(self, number: int) -> None:
+        page = self._ids.pop(number, None)
+        if page is not None:
+            self._backend.forget(page)
+            self._engine.died(page)
 
-    def _end_step(self) -> None:
+    def _renumber(self) -> None:
         """Pages that live on have other numbers in the next step."""
-        for number in [number for number in self._of if self._trace.pages[number].becomes < 0]:
-            self._die(number, None)
-        self._of = {self._trace.pages[number].becomes: page for number, page in self._of.items()}
-
-    def _tell(self, event: Event) -> None:
-        actions = self.pager.handle(event)
-        if actions:
-            drive(actions, self._perform)
-
-    def _perform(self, action: Action) -> None:
-        lanes = self._lanes
-        if isinstance(action, Discard):
-            return  # its copy costs nothing any more
-        page = self.pager.book[action.page]
-        if isinstance(action, StartEvict):
-            lanes.evict(page.id, page.nbytes, action.tier, self._now_s)
-            self._lose()
-        elif isinstance(action, StartFetch):
-            assert page.tier is not None
-            lanes.fetch(page.id, page.nbytes, page.tier, self._now_s)
-            self._lose()
-        elif isinstance(action, FinishEvict | FinishFetch):
-            self._wait_until(lanes.done_s.pop(page.id))
-        elif isinstance(action, Drop):
-            self._recipes[page.id] = action.recipe
-        elif isinstance(action, Remake):
-            self._make(page.id, page.nbytes)
-        if self._is_blocking and page.id in lanes.done_s:
-            self._wait_until(lanes.done_s[page.id])
-
-    def _lose(self) -> None:
-        """The program's cores make the copy that was just asked for: what that takes is lost, beside it or before."""
-        if self._lost:
-            copy = self._lanes.spans[-1]
-            lost_s = self._lost * (copy.end_s - copy.start_s)
-            self._log.spent("copying", self._now_s, self._now_s + lost_s, copy.nbytes, copy.page)
-            self._copying_s += lost_s
-            self._now_s += lost_s
-
-    def _wait_until(self, then_s: float) -> None:
-        if then_s > self._now_s:
-            self._log.spent("stall", self._now_s, then_s)
-            self._stall_s += then_s - self._now_s
-            self._now_s = then_s
-
-    def _make(self, page: PageId, nbytes: int) -> None:
-        recipe = self._recipes.pop(page)
-        seconds = sum(self._trace.ops[op].seconds for op in recipe.ops)
-        self._peak.note(self.pager.book.ledger, nbytes + recipe.extra_bytes)
-        self._log.spent("recompute", self._now_s, self._now_s + seconds, nbytes, page)
-        self._recompute_s += seconds
-        self._now_s += seconds
+        for number in [number for number in self._ids if self._trace.pages[number].becomes < 0]:
+            self._die(number)
+        self._ids = {self._trace.pages[number].becomes: page for number, page in self._ids.items()}

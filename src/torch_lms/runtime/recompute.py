@@ -1,4 +1,4 @@
-"""Makes pages again instead of bringing them back (N16)."""
+"""Recomputes pages instead of fetching them (N16)."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,11 @@ from torch_lms.runtime.executor import CAN_SWAP, bytes_of, fill_storage
 
 @dataclass(slots=True)
 class _Program:
-    """Calls that make ``target`` again, in order.
+    """Calls that recompute ``target``, in order.
 
     Attributes:
-        inputs: the pages that they take. Held: whoever deletes them meanwhile must not delete what is made of them.
+        inputs: the pages that they read.
+        storages: of these. Held: if the program deletes one meanwhile, its bytes are still needed.
     """
 
     target: PageId
@@ -33,11 +34,11 @@ class _Program:
         return storages[self.target]
 
 
-class Remaker:
-    """Of one device. Not thread-safe.
+class Recomputer:
+    """Recomputes the pages of one device. Not thread-safe.
 
     Attributes:
-        calls: those of this step that may have to be repeated, by their position in it.
+        calls: the operations of this step that may have to be repeated, by their position in it.
     """
 
     def __init__(self) -> None:
@@ -45,14 +46,14 @@ class Remaker:
         self._programs: dict[PageId, _Program] = {}
 
     def bind(self, recipe: Recipe, book: Book) -> None:
-        """Get ready to make a page again from pages as they are now.
+        """Get ready to recompute a page from pages as they are now.
 
         Raises:
             StoreError: that would not give what it holds now.
         """
         calls = [self.calls[position] for position in recipe.ops if position in self.calls]
         if len(calls) < len(recipe.ops):
-            raise StoreError("a call was not written down")
+            raise StoreError("a call was not captured")
         made: dict[PageId, int] = {}
         inputs: dict[PageId, Entry] = {}
         for call in calls:
@@ -73,11 +74,11 @@ class Remaker:
         self._programs[recipe.page] = _Program(recipe.page, calls, list(inputs.values()), storages)
 
     def inputs(self, page: PageId) -> list[Entry]:
-        """What ``page`` is made from; nothing if it is there, but an interrupt hid that."""
+        """What ``page`` is recomputed from; nothing if it is there, but an interrupt hid that."""
         return self._programs[page].inputs if page in self._programs else []
 
-    def remake(self, entry: Entry) -> None:
-        """Make the page again, from inputs that are on the device. Nothing to do if it was never freed.
+    def recompute(self, entry: Entry) -> None:
+        """Recompute the page, from inputs that are on the device. Nothing to do if it was never freed.
 
         Raises:
             RuntimeError: the device has no room for it.
@@ -93,5 +94,5 @@ class Remaker:
         self.forget(entry.page)
 
     def forget(self, page: PageId) -> None:
-        """It is there, or dead."""
+        """Let go of what it takes to recompute ``page``: it is there, or dead."""
         self._programs.pop(page, None)

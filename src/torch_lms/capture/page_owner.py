@@ -1,0 +1,183 @@
+"""Whoever owns the pages, as capture sees it: what it is told, and what it is asked."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from torch_lms.capture.call import Call
+from torch_lms.capture.registry import Entry
+
+
+class Use(ABC):
+    """Something that needs pages for a while. ``str`` of it tells the user what that was."""
+
+    name: str
+    """Of the operator, or what else it is."""
+
+    is_regular: bool = True
+    """Whether it is part of what the program does in every step, wherever its pages are."""
+
+    call: Call | None = None
+    """The use itself, captured so that it can be repeated, if somebody asked for that."""
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it puts what it creates; None if it creates nothing."""
+        return None
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether doing it again would give the same bits."""
+        return False
+
+    def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
+        """Set ``call``, if it can be repeated. ``writes_of``: how often a page was written so far."""
+        return
+
+    def written(self, entries: list[Entry]) -> list[Entry]:
+        """Those of its pages, ``entries``, that it may write."""
+        return entries
+
+
+@dataclass(frozen=True)
+class RawUse(Use):
+    """Something that is no operator."""
+
+    name: str
+    is_regular: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class FastPath(Protocol):
+    """How an operation passes while nothing has to move (N3).
+
+    Attributes:
+        is_open: whether every page is on the device and none is about to be evicted.
+    """
+
+    is_open: bool
+
+    def enter(self, entries: list[Entry]) -> bool:
+        """An operation on ``entries`` begins on the fast path. False if that has been closed meanwhile: the operation
+        must ``begin``.
+        """
+
+    def exit(self, entries: list[Entry], wrote: bool) -> None:
+        """The operation ended, or failed, and perhaps ``wrote`` to its pages."""
+
+
+class PageOwner(ABC):
+    """Sees to it that pages are there while they are used. Any thread may call it.
+
+    Attributes:
+        active: whether there is anything to do; a mode left behind on some thread is inert once this is False.
+        interrupted: whether an interrupt waits to be delivered.
+        min_size: bytes from which on a storage may be a page.
+        kind: of the devices whose storages are pages: "cuda" for one.
+        fast_path: for operations that move nothing.
+    """
+
+    active: bool
+    interrupted: bool
+    min_size: int
+    kind: str
+    fast_path: FastPath
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one."""
+
+    @abstractmethod
+    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
+        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
+
+    @abstractmethod
+    def retyped(self, tensor: torch.Tensor) -> None:
+        """``tensor`` shows a storage that other tensors show as another type."""
+
+    @abstractmethod
+    def invalidate(self, entries: list[Entry]) -> None:
+        """``entries`` are about to lose their content."""
+
+    @abstractmethod
+    def export(self, entries: list[Entry], reason: str) -> None:
+        """The memory of ``entries`` is used unseen from now on: they stay on the device, for ``reason``."""
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
+        """``op`` is about to run on ``entries``: make them resident, and room for ``new_bytes``."""
+
+    @abstractmethod
+    def end(self, entries: list[Entry], written: list[Entry]) -> None:
+        """It ended, or failed; ``written`` may have changed."""
+
+    @abstractmethod
+    def tight(self, entries: list[Entry]) -> bool:
+        """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough."""
+
+    @abstractmethod
+    def room_for_one_op(self, entries: list[Entry]) -> int:
+        """Bytes that one operation may touch without exceeding the limit by itself."""
+
+    @abstractmethod
+    def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
+        """``entries`` are used until ``is_over()``, though their operation has returned."""
+
+    @abstractmethod
+    def deliver(self) -> None:
+        """Raise the interrupt that waits: nothing is half done now."""
+
+    # -- out of memory -----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether ``error`` says that a device's memory ran out."""
+
+    @abstractmethod
+    def recover(self, entries: list[Entry], new_bytes: int) -> None:
+        """Memory ran out inside an operation: free all that can be freed (N9)."""
+
+    @abstractmethod
+    def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
+        """The error that says that the device cannot hold what ``op`` describes."""
+
+    def require(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
+        """``begin``, with a device that cannot hold ``entries`` explained."""
+        try:
+            self.begin(op, entries, new_bytes)
+        except (RuntimeError, MemoryError) as error:
+            if not self.is_out_of_memory(error):
+                raise
+            raise self.does_not_fit(str(op), entries, new_bytes, error) from error
+
+    # -- raw accesses ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lend(self, entries: list[Entry], borrower: object) -> None:
+        """``borrower`` shares the memory of ``entries``, which stay on the device until it dies."""
+
+    @abstractmethod
+    def all_held(self) -> AbstractContextManager[None]:
+        """Inside, every page is on the device, whatever the limit."""
+
+    @abstractmethod
+    def unseen(self) -> AbstractContextManager[None]:
+        """Inside, this thread's operations pass unseen, and their results are no pages."""
+
+    @abstractmethod
+    def keeping(self) -> AbstractContextManager[None]:
+        """Inside, what this thread makes stays on the device."""
+
+    @abstractmethod
+    def resized(self, entry: Entry) -> None:
+        """The user gave the storage of ``entry`` another size."""

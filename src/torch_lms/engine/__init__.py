@@ -1,0 +1,24 @@
+"""The engine of one device: events in, on one side; on the other, a backend that carries out what they call for."""
+
+from torch_lms.engine.backend import Backend, Mark, Spent
+from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Operation, drive
+from torch_lms.engine.plan_cache import EndedStep, Kind, MakePlan, OnePlan, PlanCache, Plans, Speeds
+from torch_lms.engine.step_record import StepRecord
+
+__all__ = [
+    "REFRESH_EVERY_S",
+    "Backend",
+    "EndedStep",
+    "Engine",
+    "Kind",
+    "MakePlan",
+    "Mark",
+    "OnePlan",
+    "Operation",
+    "PlanCache",
+    "Plans",
+    "Speeds",
+    "Spent",
+    "StepRecord",
+    "drive",
+]

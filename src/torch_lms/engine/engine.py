@@ -1,0 +1,442 @@
+"""The engine of one device."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Protocol, cast
+
+from torch_lms.engine.backend import Backend, Mark
+from torch_lms.engine.plan_cache import EndedStep, Plans, Speeds
+from torch_lms.engine.step_record import StepRecord
+from torch_lms.pager import Action, Pager
+from torch_lms.policy import PlanCursor, Planned, Policy
+from torch_lms.residency import PageId
+from torch_lms.timeline import Lane, Link, Timeline
+from torch_lms.trace import Living, Trace
+
+REFRESH_EVERY_S = 0.05
+"""Asking the kernel what is free takes a millisecond."""
+
+_SHARE_AFTER_FAILURE = 0.95
+"""Of what was held when memory ran out."""
+
+_SHARE_OF_AUTO = 0.95
+"""Plans leave some of a limit that is asked for anew at each step, or its next change would be their end."""
+
+_MAX_TRANSFERS = 4096
+"""Transfers that have ended and were not counted: then they are, though the step goes on."""
+
+_MAX_OPS = 1_000_000
+"""A program whose steps nobody sees end must not fill the memory with its past."""
+
+_STEPS_REMEMBERED = 16
+"""Between two training steps there may be validation, which needs less."""
+
+_SHORTEST_STALL_S = 50e-6
+"""Shorter ones are what the bookkeeping takes."""
+
+_BYTES_PER_S = 1e9
+"""Of a link on which nothing has moved yet."""
+
+
+def drive(actions: Iterable[Action], perform: Callable[[Action], Exception | None]) -> None:
+    """Perform ``actions`` one by one, each with the outcome of the one before known to the pager.
+
+    Args:
+        actions: the pager's answer to an event.
+        perform: does an action; returns why it could not be done where the pager knows how to go on.
+    """
+    if isinstance(actions, tuple):
+        for action in actions:
+            error = perform(action)
+            if error is not None:
+                raise error
+        return
+    asked = cast(Generator[Action, Exception | None, None], actions)
+    try:
+        action = next(asked)
+        while True:
+            try:
+                outcome = perform(action)
+            except BaseException as error:
+                action = asked.throw(error)
+            else:
+                action = asked.send(outcome)
+    except StopIteration:
+        pass
+    finally:
+        outcome = None  # an error, which holds this frame (N21)
+
+
+class Operation(Protocol):
+    """An operation of the program.
+
+    Attributes:
+        name: as in "aten::mm".
+        is_repeatable: whether it gives the same bits if it is run again with the same arguments. Asked when needed.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_repeatable(self) -> bool: ...
+
+
+class Engine:
+    """Has the pages of one device there when they are needed.
+
+    It is told what happens to pages, one method each; it records the step, follows a plan if there is one, asks the
+    pager what to do, and has the backend do it before it returns. The real runtime, the simulator and the tests of the
+    pager differ in their backend alone, so what they decide cannot differ.
+
+    Whoever tells it knows pages as numbers. Not thread-safe: one call at a time.
+
+    Args:
+        backend: the device.
+        policy: chooses victims. A ``Planned`` one follows the plans of ``plans``.
+        limit: bytes of the device that pages may occupy; None to ask ``ask_free`` how many it can hold.
+        plans: knows plans for the steps to come; None if there are never any.
+        recompute: whether plans may have pages recomputed.
+        ask_free: tells how many bytes more the device can hold.
+        before_moving: called before any page may be evicted or fetched.
+
+    Attributes:
+        pager: decides.
+        links: sums over all transfers, by direction.
+        record: of the step that runs; None if it is not recorded.
+        recoveries: operations that ran out of memory and were run again.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        policy: Policy,
+        limit: int | None,
+        *,
+        plans: Plans | None = None,
+        recompute: bool = False,
+        ask_free: Callable[[], int] | None = None,
+        before_moving: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.pager = Pager(0 if limit is None else limit, policy, backend.tiers)
+        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self.recoveries = 0
+        self._backend = backend
+        self._policy = policy
+        self._plans = plans
+        self._recompute = recompute
+        self._ask_free = ask_free
+        self._before_moving = before_moving
+        self._is_auto = limit is None
+        self._ceiling: int | None = None
+        self._refreshed_at = 0.0
+        self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self._cursors: list[PlanCursor] = []
+        # The session may begin in the midst of a step: nothing is learned from the first record.
+        self.record: StepRecord | None = StepRecord([])
+        self._is_record_whole = False
+        self._last_record: StepRecord | None = None
+        self._evicted_before_step = 0
+        self._spent_until: Mark = None
+        if self._is_auto:
+            self.refresh_limit()
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def created(self, page: PageId, nbytes: int, unpageable: str = "") -> None:
+        """``page`` exists from now on, resident. ``unpageable`` says why it must stay, "" if it may leave."""
+        if self.record is not None:
+            self.record.created(page, nbytes, unpageable)
+        for cursor in self._cursors:
+            cursor.created(page, nbytes)
+            if cursor.has_diverged:
+                self._forget_diverged()  # makes a new list: this loop goes on over the old one
+        self.pager.created(page, nbytes, unpageable)
+        self._backend.use((page,))
+
+    def died(self, page: PageId) -> None:
+        """The storage of ``page`` is gone."""
+        if self.record is not None:
+            self.record.died(page)
+        for cursor in self._cursors:
+            cursor.died(page)
+        actions = self.pager.died(page)
+        if actions:
+            self._perform(actions)
+
+    def resized(self, page: PageId, nbytes: int) -> None:
+        """The program gave the storage of ``page`` another size, and with it other memory."""
+        self._backend.use((page,))
+        self._tell(self.pager.resized(page, nbytes))
+
+    def exported(self, pages: tuple[PageId, ...], reason: str) -> None:
+        """The address of ``pages`` escaped: they come back, and stay for good, for ``reason``."""
+        self._tell(self.pager.exported(pages, reason))
+        self._backend.use(pages)
+
+    def invalidated(self, pages: tuple[PageId, ...]) -> None:
+        """``pages`` are about to lose their content, unused."""
+        self._tell(self.pager.invalidated(pages))
+
+    # -- operations --------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_writes(self) -> bool:
+        """Whether ``op_begins`` must list what the operation may write."""
+        return bool(self.pager.recipes)
+
+    def op_begins(
+        self, op: Operation, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...] = ()
+    ) -> None:
+        """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them."""
+        if self.record is not None:
+            now = self._backend.mark()
+            if self._cursors:
+                self._move_cursors(op.name, pages)
+            self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
+            if len(self.record) > _MAX_OPS:
+                self._stop_recording()
+        self._make_ready(op.name, pages, new_bytes, writes)
+
+    def access_begins(self, pages: tuple[PageId, ...], writes: tuple[PageId, ...] = ()) -> None:
+        """``pages`` are used by what need not be part of every such step. Ends as an operation does."""
+        self._make_ready("view", pages, 0, writes)
+
+    def op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
+        """The operation on ``pages`` ended, or failed; it wrote ``written``."""
+        if self.record is not None:
+            self.record.ends(written)
+        actions = self.pager.op_ends(pages, written)
+        if actions:
+            self._perform(actions)
+
+    @property
+    def position_to_repeat(self) -> int:
+        """The position in its plan of the operation that runs, if a page is recomputed by it later; else -1."""
+        for cursor in self._cursors:
+            if cursor.may_be_repeated:
+                return cursor.position
+        return -1
+
+    def pinned(self, pages: tuple[PageId, ...]) -> None:
+        """``pages`` become resident, and stay until ``unpinned``."""
+        self._tell(self.pager.pinned(pages))
+
+    def unpinned(self, pages: tuple[PageId, ...], written: tuple[PageId, ...] = ()) -> None:
+        """Undoes one ``pinned``; meanwhile ``written`` may have changed."""
+        self._tell(self.pager.unpinned(pages, written))
+
+    def transfers_done(self, pages: Sequence[PageId]) -> None:
+        """The transfers of ``pages`` that were in flight have ended. The engine asks the backend at each operation."""
+        self._tell(self.pager.transfers_done(pages))
+
+    def _make_ready(self, name: str, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...]) -> None:
+        pager, backend = self.pager, self._backend
+        if pager.has_transfers:
+            landed = backend.landed()
+            if landed:
+                self.transfers_done(landed)
+        if backend.transfers_made > _MAX_TRANSFERS:
+            self.count_transfers()
+        if self._is_auto and pager.room < new_bytes:
+            self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
+        actions = pager.op_begins(pages, new_bytes, writes)
+        if actions:
+            self._perform(actions)
+        ledger = pager.book.ledger
+        backend.grows(new_bytes, ledger.device, pager.limit)
+        backend.use(pages)
+        if self.record is not None:
+            self.record.ready(name, backend.mark(), ledger.device, ledger.host, ledger.disk)
+
+    def _move_cursors(self, name: str, pages: tuple[PageId, ...]) -> None:
+        """Follow the plans by one operation, and forget those that the step has left."""
+        has_any_diverged = False
+        for cursor in self._cursors:
+            cursor.op_begins(name, pages)
+            has_any_diverged = has_any_diverged or cursor.has_diverged
+        if has_any_diverged:
+            self._forget_diverged()
+
+    def _forget_diverged(self) -> None:
+        self._cursors = [cursor for cursor in self._cursors if not cursor.has_diverged]
+        self._follow()
+
+    def _is_repeatable(self, op: Operation) -> bool:
+        """Whether ``op`` can be repeated. So it was in a step that went like this one so far: that is quicker told."""
+        if not self._cursors:
+            return op.is_repeatable
+        cursor = self._cursors[0]
+        return cursor.plan.trace.ops[cursor.position].is_repeatable
+
+    def _follow(self) -> None:
+        if isinstance(self._policy, Planned):
+            self._policy.cursor = self._cursors[0] if self._cursors else None
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        """A training step, or an inference call, ended."""
+        self._tell(self.pager.step_ended())
+        self._demands.append(self.pager.step_demand_bytes)
+        self.count_transfers()
+
+    def step_begins(self, is_short: bool) -> None:
+        """Another begins. Unless room may be short in it, it is neither recorded nor planned."""
+        self._end_record()
+        self.record = None
+        self._cursors = []
+        if is_short:
+            book = self.pager.book
+            living = [Living(page.id, page.nbytes, page.unpageable) for page in book]
+            self.record = StepRecord(living, self._last_record)
+            self._is_record_whole = True
+            if self._plans is not None:
+                self._cursors = self._plans.begin_step(book, self._limit_of_plans)
+        self._follow()
+
+    def _end_record(self) -> None:
+        record = self.record
+        evicted_bytes = self.pager.counters.evicted_bytes
+        if record is not None and len(record):
+            record.finish(self._backend.mark())
+            self._last_record = record
+            if self._plans is not None and self._is_record_whole:
+                done = next((cursor for cursor in self._cursors if cursor.is_done), None)
+                moved_bytes = evicted_bytes - self._evicted_before_step
+                self._plans.end_step(EndedStep(record, done, self._limit_of_plans, moved_bytes, self._link_speeds()))
+        self._evicted_before_step = evicted_bytes
+
+    def _stop_recording(self) -> None:
+        self.record = None
+        self._cursors = []
+        self._follow()
+
+    def _link_speeds(self) -> Speeds:
+        out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN))
+        return Speeds(out, back, self._backend.overlap_penalty)
+
+    @property
+    def trace(self) -> Trace | None:
+        """The last step that was recorded; None before. Waits until it is over on the device, too."""
+        return None if self._last_record is None else self._last_record.trace(self._backend.seconds)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The same step in time."""
+        if self._last_record is None:
+            return None
+        return self._last_record.timeline(self._backend.seconds, _SHORTEST_STALL_S)
+
+    # -- the limit ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_roomy(self) -> bool:
+        """Whether there is room for as much again as is there."""
+        return self.pager.book.ledger.device * 2 < self.pager.limit
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is away, and nothing need be evicted in a step like one of the last."""
+        ledger = self.pager.book.ledger
+        is_away = ledger.host or ledger.disk or self.pager.recipes
+        return self.is_roomy and not is_away and max(self._demands, default=0) <= self.pager.limit
+
+    @property
+    def _limit_of_plans(self) -> int:
+        return int(self.pager.limit * (_SHARE_OF_AUTO if self._is_auto else 1))
+
+    def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
+        """With limit "auto": what is on the device now and what it can still hold, as far as is known (N7)."""
+        if not self._is_auto or self._ask_free is None:
+            return
+        now = time.monotonic()
+        if now - self._refreshed_at >= at_most_every_s:
+            self._refreshed_at = now
+            limit = self.pager.book.ledger.device + self._ask_free()
+            self.set_soft_limit(limit if self._ceiling is None else min(limit, self._ceiling))
+
+    def set_limit(self, nbytes: int) -> None:
+        """From now on pages may occupy ``nbytes``, whatever was known or learned before."""
+        self._is_auto = False
+        self._ceiling = None
+        self.set_soft_limit(nbytes)
+
+    def set_soft_limit(self, nbytes: int) -> None:
+        """From now on pages may occupy ``nbytes``, until more is known."""
+        self._tell(self.pager.limit_changed(nbytes))
+
+    def learn_from_failure(self, new_bytes: int) -> None:
+        """Memory ran out within the limit: what is not a page needs more than the margin. Promise less from now on."""
+        held = self.pager.book.ledger.device + new_bytes
+        self._ceiling = int(_SHARE_AFTER_FAILURE * min(self.pager.limit, held))
+        self.recoveries += 1
+        self.set_soft_limit(self._ceiling)
+
+    # -- at the user's wish ------------------------------------------------------------------------------------------
+
+    def reclaim(self) -> None:
+        """Evict everything that may be."""
+        self._tell(self.pager.reclaim())
+
+    def restore(self, pages: tuple[PageId, ...]) -> None:
+        """Bring ``pages`` back, whatever the limit."""
+        self._tell(self.pager.restore(pages))
+
+    # -- what was done -----------------------------------------------------------------------------------------------
+
+    def count_transfers(self) -> None:
+        """Count the transfers that have ended."""
+        transfers = self._backend.take_transfers()
+        for span in transfers:
+            if span.lane in self.links:
+                self.links[span.lane].add(span)
+        if self.record is not None:
+            self.record.add_transfers(transfers)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which transfers were under way, either direction by itself."""
+        return sum(link.busy_s for link in self.links.values())
+
+    def reset_counts(self) -> None:
+        """Start counting anew."""
+        self.count_transfers()
+        self.pager.reset_counters()
+        self.pager.book.reset_peak_device()
+        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self.recoveries = 0
+        self._evicted_before_step = 0
+
+    # -- having it done ----------------------------------------------------------------------------------------------
+
+    def _tell(self, actions: Iterable[Action]) -> None:
+        if actions:
+            self._perform(actions)
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        if not isinstance(actions, tuple):
+            self._before_moving()
+        if self.record is None:
+            with self._backend.unobserved():
+                drive(actions, self._outcome)
+            return
+        began = self._spent_until = self._backend.mark()
+        try:
+            with self._backend.unobserved():
+                drive(actions, self._outcome)
+        finally:
+            self._spent("stall")
+            if self.record is not None:
+                self.record.paused(began, self._spent_until)
+
+    def _outcome(self, action: Action) -> Exception | None:
+        return self._backend.perform(action, self._spent)
+
+    def _spent(self, name: str, nbytes: int = 0, page: PageId = -1) -> None:
+        """Note what the program was kept busy with since the last such note."""
+        if self.record is not None:
+            now = self._backend.mark()
+            self.record.spent(name, self._spent_until, now, nbytes, page)
+            self._spent_until = now

@@ -1,0 +1,149 @@
+"""What happened in one step: written as it happens, read when somebody asks for a trace or a timeline."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch_lms.residency import PageId
+from torch_lms.timeline import Lane, Level, Span, Timeline
+from torch_lms.trace import Living, Recorder, Trace
+
+_BEGINS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT = range(7)
+
+
+class StepRecord:
+    """One step.
+
+    To write costs an ``append`` and no more: a step that follows a plan is never read unless the user asks for it.
+    Moments are what one clock says, in whatever form it has them (``engine.Mark``), until they are read.
+
+    Args:
+        living: the pages when the step begins.
+        before: the record of the step before. A page that was born there is the predecessor of whatever is born at the
+            same place in this step: a gradient, say, that lives until the next step clears it.
+    """
+
+    def __init__(self, living: list[Living], before: "StepRecord | None" = None) -> None:
+        self._living = living
+        self._before = before
+        if before is not None:
+            before._before = None  # else every record would hold all that came before
+        self._events: list[tuple[Any, ...]] = []
+        self._append = self._events.append
+        self._transfers: list[Span] = []
+        self._count = 0
+        self._end: Any = None
+        self._read: Recorder | None = None
+
+    def __len__(self) -> int:
+        """Operations so far."""
+        return self._count
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def begins(self, name: str, pages: tuple[PageId, ...], new_bytes: int, is_repeatable: bool, now: Any) -> None:
+        """An operation begins that every such step has. ``is_repeatable``: run again, it gives the same bits."""
+        self._count += 1
+        self._append((_BEGINS, name, pages, new_bytes, is_repeatable, now))
+
+    def ready(self, name: str, now: Any, resident: int, host: int, disk: int) -> None:
+        """An operation has all that it needs, and runs; there are so many bytes of pages in each tier."""
+        self._append((_READY, name, now, resident, host, disk))
+
+    def ends(self, written: tuple[PageId, ...]) -> None:
+        """The operation ended; it wrote ``written``."""
+        self._append((_ENDS, written))
+
+    def created(self, page: PageId, nbytes: int, unpageable: str) -> None:
+        """The operation that runs, or ran last, created a page."""
+        self._append((_CREATED, page, nbytes, unpageable))
+
+    def died(self, page: PageId) -> None:
+        """Its storage is gone."""
+        self._append((_DIED, page))
+
+    def paused(self, start: Any, end: Any) -> None:
+        """Pages moved meanwhile, and the program waited."""
+        self._append((_PAUSED, start, end))
+
+    def spent(self, name: str, start: Any, end: Any, nbytes: int = 0, page: PageId = -1) -> None:
+        """What a part of a pause was spent on."""
+        self._append((_SPENT, name, start, end, nbytes, page))
+
+    def add_transfers(self, transfers: list[Span]) -> None:
+        """What was copied beside the program."""
+        self._transfers += transfers
+
+    def finish(self, now: Any) -> None:
+        """The step ended."""
+        self._end = now
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    @property
+    def signature(self) -> int:
+        """Equal for steps of one kind: the same operations on pages of the same sizes."""
+        return self._recorder().signature
+
+    @property
+    def numbers(self) -> dict[PageId, int]:
+        """The number in the trace of each page that lived when the step ended."""
+        return self._recorder().numbers
+
+    def trace(self, seconds: Callable[[Any], float]) -> Trace:
+        """The whole step, which is over. ``seconds`` tells them from moments."""
+        return self._recorder().trace(seconds)
+
+    def timeline(self, seconds: Callable[[Any], float], shortest_stall_s: float = 0.0) -> Timeline:
+        """When what happened. Pauses that were no longer than ``shortest_stall_s`` are no stalls."""
+        spans: list[Span] = []
+        levels: list[Level] = []
+        name, start_s = "", 0.0  # of the operation that runs, or ran last
+        for kind, *what in self._events:
+            if kind == _READY:
+                name, start, *nbytes = what
+                start_s = seconds(start)
+                levels.append(Level(start_s, *nbytes))
+            elif kind == _SPENT:
+                spent_on, start, end, nbytes_moved, page = what
+                pause = Span(Lane.COMPUTE, spent_on, seconds(start), seconds(end), nbytes_moved, page)
+                if name and pause.start_s > start_s:
+                    spans.append(Span(Lane.COMPUTE, name, start_s, pause.start_s))
+                spans.append(pause)
+                start_s = pause.end_s
+            elif kind == _BEGINS:
+                end_s = seconds(what[-1])
+                if name and end_s > start_s:
+                    spans.append(Span(Lane.COMPUTE, name, start_s, end_s))
+                name = ""
+        if name:
+            spans.append(Span(Lane.COMPUTE, name, start_s, seconds(self._end)))
+        kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
+        return Timeline((*kept, *self._transfers), tuple(levels))
+
+    def _recorder(self) -> Recorder:
+        """The step as the trace's recorder knows it, replayed once."""
+        if self._read is None:
+            before = None if self._before is None else self._before._births_alone()
+            self._read = self._replayed(before)
+        return self._read
+
+    def _births_alone(self) -> Recorder:
+        """Replayed without its own predecessor: where its pages were born is all that a successor asks."""
+        return self._read or self._replayed(None)
+
+    def _replayed(self, before: Recorder | None) -> Recorder:
+        recorder = Recorder(self._living, before)
+        for kind, *what in self._events:
+            if kind == _BEGINS:
+                name, pages, new_bytes, is_repeatable, now = what
+                recorder.begins(name, pages, new_bytes, now, is_repeatable)
+            elif kind == _CREATED:
+                recorder.created(Living(*what))
+            elif kind == _ENDS:
+                recorder.wrote(what[0])
+            elif kind == _DIED:
+                recorder.died(what[0])
+            elif kind == _PAUSED:
+                recorder.paused(*what)
+        recorder.finish(self._end)
+        return recorder

@@ -1,0 +1,177 @@
+"""The backend of a real device: performs an engine's actions on storages."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from torch_lms.capture.call import Call
+from torch_lms.capture.registry import Entry
+from torch_lms.engine import Engine, Mark, PlanCache, Spent
+from torch_lms.errors import StoreError
+from torch_lms.pager import Action, Drop, Recompute, StartFetch
+from torch_lms.planner import make_plan
+from torch_lms.policy import Planned
+from torch_lms.residency import PageId
+from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.limits import auto_limit
+from torch_lms.runtime.options import Options
+from torch_lms.runtime.recompute import Recomputer
+from torch_lms.timeline import Span
+
+
+class _Unobserved:
+    """Transfers and recomputations are no operations of the user's: no mode sees them, autograd records none."""
+
+    def __enter__(self) -> Self:
+        self._no_dispatch = torch._C._DisableTorchDispatch()
+        self._no_grad = torch.no_grad()
+        self._no_grad.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._no_grad.__exit__(kind, error, at)
+        del self._no_dispatch
+
+
+class DeviceBackend:
+    """Knows which storage is which page of one device, and has an executor move their bytes (see ``engine.Backend``).
+
+    Args:
+        device: the device.
+        executor: moves bytes.
+
+    Attributes:
+        engine: of the device; ``new_backend`` sets it.
+        plans: that it follows; None if the policy makes none.
+    """
+
+    engine: Engine
+    plans: PlanCache | None = None
+
+    def __init__(self, device: torch.device, executor: Executor) -> None:
+        self.device = device
+        self.executor = executor
+        self.tiers = executor.tiers
+        self.mark = executor.clock.mark
+        self._entries: dict[PageId, Entry] = {}
+        self._recomputer = Recomputer()
+
+    # -- pages -------------------------------------------------------------------------------------------------------
+
+    def add(self, entry: Entry, unpageable: str) -> None:
+        """``entry`` is a page of this device from now on; ``unpageable`` says why it must stay, "" if it may leave."""
+        self._entries[entry.page] = entry
+        self.engine.created(entry.page, entry.nbytes, unpageable)
+
+    def remove(self, entry: Entry) -> None:
+        """The storage of ``entry`` died, or is no page any more."""
+        self.engine.died(entry.page)
+        self.executor.forget(entry)
+        self._recomputer.forget(entry.page)
+        del self._entries[entry.page]
+
+    def resize(self, entry: Entry) -> None:
+        """The program gave the storage of ``entry`` another size, and with it other memory."""
+        self.executor.forget(entry)
+        self.engine.resized(entry.page, entry.nbytes)
+
+    def writes_of(self, entry: Entry) -> int:
+        """How often the page was written so far."""
+        return self.engine.pager.book[entry.page].writes
+
+    def keep_call(self, position: int, call: Call) -> None:
+        """The operation at ``position`` of this step may have to be repeated."""
+        self._recomputer.calls[position] = call
+
+    def forget_calls(self) -> None:
+        """A step ended."""
+        self._recomputer.calls.clear()
+
+    # -- as a backend ------------------------------------------------------------------------------------------------
+
+    @property
+    def overlap_penalty(self) -> float:
+        """See ``engine.Backend``."""
+        return self.executor.overlap_penalty
+
+    def perform(self, action: Action, spent: Spent) -> Exception | None:
+        """See ``engine.Backend``."""
+        entry = self._entries[action.page]
+        try:
+            if isinstance(action, Drop):
+                self._recomputer.bind(action.recipe, self.engine.pager.book)
+                self.executor.drop(entry)
+            elif isinstance(action, Recompute):
+                spent("stall", 0, -1)
+                inputs = self._recomputer.inputs(entry.page)
+                self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+                spent("recompute", entry.nbytes, entry.page)
+            else:
+                self.executor.perform(action, entry)
+        except StoreError as error:
+            return error
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(action, StartFetch | Recompute) and self.executor.is_out_of_memory(error):
+                self.executor.trim()
+                return error.with_traceback(None)
+            raise
+        return None
+
+    def unobserved(self) -> _Unobserved:
+        """See ``engine.Backend``."""
+        return _Unobserved()
+
+    def landed(self) -> Sequence[PageId]:
+        """See ``engine.Backend``."""
+        return self.executor.landed()
+
+    def use(self, pages: Sequence[PageId]) -> None:
+        """See ``engine.Backend``."""
+        if self.executor.has_streams:
+            self.executor.use([self._entries[page] for page in pages])
+
+    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
+        """See ``engine.Backend``."""
+        self.executor.grows(new_bytes, resident_bytes, limit)
+
+    def seconds(self, mark: Mark) -> float:
+        """See ``engine.Backend``."""
+        return self.executor.clock.when(mark)
+
+    @property
+    def transfers_made(self) -> int:
+        """See ``engine.Backend``."""
+        return self.executor.made
+
+    def take_transfers(self) -> list[Span]:
+        """See ``engine.Backend``."""
+        return self.executor.ended()
+
+
+def new_backend(
+    device: torch.device, executor: Executor, options: Options, before_moving: Callable[[], None]
+) -> DeviceBackend:
+    """The backend of ``device``, with its engine.
+
+    Args:
+        device: the device.
+        executor: moves its bytes.
+        options: of the session.
+        before_moving: called before any page may be evicted or fetched.
+    """
+    backend = DeviceBackend(device, executor)
+    policy = options.new_policy()
+    if isinstance(policy, Planned):
+        backend.plans = PlanCache(make_plan, backend.seconds)
+    backend.engine = Engine(
+        backend,
+        policy,
+        options.limit,
+        plans=backend.plans,
+        recompute=options.recompute and backend.plans is not None,
+        ask_free=lambda: auto_limit(device).nbytes,
+        before_moving=before_moving,
+    )
+    return backend

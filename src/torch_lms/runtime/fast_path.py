@@ -1,0 +1,100 @@
+"""The fast path: how operations pass while everything fits (N3)."""
+
+from collections.abc import Callable
+from threading import RLock, get_ident
+
+from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.engine import Engine
+from torch_lms.residency import PageId
+from torch_lms.runtime.page_table import PageTable, pages_of
+
+
+class FastPath:
+    """While it is open, operations pin nothing: they only enter, and exit.
+
+    It is closed before any page is evicted or fetched. Whoever closes it pins the pages of the operations that are on
+    it on other threads; each undoes that when it exits. It opens again at the end of a step in which nothing is away.
+
+    Args:
+        table: of the pages.
+        lock: the session's, held by whoever opens or closes it.
+        reap: brings the books up to date.
+        notice_size: looks whether the program gave the storage of a page another size.
+
+    Attributes:
+        is_open: read without the lock; ``enter`` looks again.
+        entered: how many operations took it.
+    """
+
+    def __init__(
+        self, table: PageTable, lock: RLock, reap: Callable[[], None], notice_size: Callable[[Entry], None]
+    ) -> None:
+        self.is_open = False
+        self.entered = 0
+        self._table = table
+        self._lock = lock
+        self._reap = reap
+        self._notice_size = notice_size
+        self._on_it: dict[int, list[Entry]] = {}
+        self._pinned_for: dict[int, list[tuple[Engine, tuple[PageId, ...]]]] = {}
+
+    def enter(self, entries: list[Entry]) -> bool:
+        """See ``PageOwner``."""
+        self.entered += 1
+        self._on_it[get_ident()] = entries
+        if not self.is_open:  # asked again, now that whoever closes it would see this operation
+            self.exit(entries, wrote=False)
+            return False
+        if self._table.default.executor.has_streams:
+            with self._lock:
+                for backend, its in self._table.group(entries):
+                    backend.executor.use(its)
+        return True
+
+    def exit(self, entries: list[Entry], wrote: bool) -> None:
+        """See ``PageOwner``."""
+        thread = get_ident()
+        self._on_it.pop(thread, None)
+        if wrote and _has_any_other_size(entries):
+            with self._lock:
+                for entry in entries:
+                    self._notice_size(entry)
+        if self._pinned_for or not self.is_open:
+            with self._lock:  # whoever closed it, though it may be open again, may be about to pin these
+                for engine, pages in self._pinned_for.pop(thread, ()):
+                    engine.unpinned(pages, pages if wrote else ())
+
+    def open_if_all_fits(self) -> None:
+        """A step ended: open if every page is on the device, and a step like the last would fit; else close."""
+        if all(backend.engine.is_calm for backend in self._table.backends):
+            self.is_open = True
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Pages are about to move: pin those of the operations that are on the fast path on other threads.
+
+        All of a device at once: to pin some may itself make others leave.
+        """
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._reap()
+        to_pin: dict[Engine, tuple[PageId, ...]] = {}
+        for thread, entries in list(self._on_it.items()):
+            for backend, its in self._table.group(entries):
+                engine = backend.engine
+                pages = tuple({page for page in pages_of(its) if page in engine.pager.book})
+                self._pinned_for.setdefault(thread, []).append((engine, pages))
+                to_pin[engine] = to_pin.get(engine, ()) + pages
+        for engine, pages in to_pin.items():
+            engine.pinned(pages)
+
+
+def _has_any_other_size(entries: list[Entry]) -> bool:
+    """Whether the program gave one of their storages another size."""
+    for entry in entries:
+        storage = entry()
+        if storage is not None and storage_nbytes(storage) != entry.nbytes:
+            return True
+    return False
