@@ -133,8 +133,8 @@ def _trace_training(
         idle = [parameter for parameter in update.state if id(parameter) not in used]
         if not idle:
             break
-        for parameter in idle:
-            del update.state[parameter]
+        for without_gradient in idle:
+            del update.state[without_gradient]
 
 
 def _train_once(
