@@ -242,7 +242,7 @@ class LmsMode(TorchDispatchMode):
             return self._execute(op)
 
         def run(instruction: split.Instruction) -> Any:
-            if not isinstance(instruction, split.Part):
+            if not isinstance(instruction, split.Part):  # an operation of its own
                 with self:
                     return instruction.run()
             args = instruction.args

@@ -101,7 +101,7 @@ class RawAccess(Told):
 
 
 class RawPatches:
-    """The patches. They let everything through that is no page.
+    """Puts the patches in place, and takes them away. They let everything through that is no page.
 
     Args:
         told: hears of accesses.

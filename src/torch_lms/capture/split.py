@@ -76,7 +76,7 @@ class Copy:
     first: int = 0
 
     def run(self) -> None:
-        """Copy."""
+        """Copy ``source`` to its place."""
         if self.dim is None:
             self.target.copy_(self.source)
         elif self.source.shape != _EMPTY_BY_TRADITION:
@@ -100,7 +100,7 @@ class OnCopies:
     kwargs: dict[str, Any]
 
     def run(self) -> Any:
-        """Call it."""
+        """Call the operator on them."""
         return self.func(*self.args, **self.kwargs)
 
 
@@ -226,7 +226,7 @@ def _runs(
     length = len(args[info.list_args[0]])
     lists = [value for value in (*args, *kwargs.values()) if _has_length(value, length)]
     begin = 0
-    held = 0
+    held = 0  # bytes of the indices from ``begin`` on
     for index in range(length):
         size = nbytes([values[index] for values in lists])
         if index > begin and held + size > most:
@@ -249,6 +249,7 @@ def _has_length(value: Any, length: int) -> bool:
 
 
 def _one_by_one(info: OpInfo, found: list[Part]) -> Program:
+    """One part after the other, and their results joined as the operator would give them."""
     results = []
     for part in found:
         results.append((yield part))

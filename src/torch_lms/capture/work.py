@@ -36,8 +36,10 @@ _LOOKUPS = frozenset({"embedding", "index_select", "gather", "index"})
 """Of their first argument they read no more than they give."""
 
 _MAX_WORKSPACE_BYTES = 256 << 20
+"""Bytes of workspace that a convolution is assumed to use at most."""
 
 _DIMS_OF_VOLUMES = 5
+"""Of a tensor: batch, channels, and three of space."""
 
 
 def work_of(info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Work:
@@ -195,3 +197,4 @@ _FORMULAS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
 }
+"""How many FLOPs a call has, from its arguments, by the operator's name."""
