@@ -226,6 +226,20 @@ def test_on_a_gpu_dropout_keeps_bytes_and_optimizers_take_lists() -> None:
     assert held(here, "aten::empty_like") == [4 * result]
 
 
+@pytest.mark.parametrize(
+    "attend",
+    [
+        lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1),
+        lambda q: F.scaled_dot_product_attention(q, q, q, None, 0.1),
+        lambda q: F.scaled_dot_product_attention(q, q, q, None, 0.1, True),
+        lambda q: F.scaled_dot_product_attention(query=q, key=q, value=q, dropout_p=0.1),
+    ],
+)
+def test_on_a_gpu_attention_with_dropout_is_one_operation(attend: Callable[[Tensor], Tensor]) -> None:
+    trace = trace_step(attend, (torch.ones(2, 4, 16, 32),), device="cuda", min_size=1)
+    assert [op.name for op in trace.ops] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
+
+
 class ReadsAValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool(x.sum() > 0) else x

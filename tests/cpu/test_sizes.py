@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sized import onednn_workspace
-from torch_lms.capture.sizes import Sizes
+from torch_lms.capture.sizes import Sizes, onednn_workspace
 from torch_lms.capture.tensors import tensors_among
 
 MIB = 1 << 20

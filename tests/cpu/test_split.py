@@ -1,15 +1,18 @@
 """Operations larger than the limit: in parts, with the same bits (N10)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from bits import same_bits
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import torch_lms
 from torch_lms import trace_step
 from torch_lms.capture import split
+from torch_lms.capture.schema import describe
 from torch_lms.planner import within
 
 MIB = 1 << 20
@@ -51,6 +54,39 @@ def test_gradients_of_convolutions(dims: int, transposed: bool, monkeypatch: pyt
                     assert [t.stride() for t in found] == [t.stride() for t in expected]
                     assert same_bits(found, expected)
     assert cut.count(2) == (12 if dims > 1 else 4)
+
+
+def by_itself(func: Any, *args: Any) -> Any:
+    """What the program of ``func(*args)`` gives, with runs of a single index, and neither mode nor session."""
+    program = split.program(func, describe(func), args, {}, lambda tensors: 1, most=0)
+    assert program is not None
+
+    def run(instruction: split.Instruction) -> Any:
+        if isinstance(instruction, split.Part):
+            return instruction.func(*instruction.args, **instruction.kwargs)
+        return instruction.run()
+
+    return split.perform(program, run)
+
+
+def test_a_program_gives_what_the_operation_gives() -> None:
+    aten = torch.ops.aten
+    x, y = torch.randn(2, 8, 9, 9), torch.randn(2, 8, 9, 9)
+    gradients = y, x, torch.randn(8, 8, 3, 3), [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
+    for func, *args in (
+        (aten.cat.default, [x, torch.empty(0), y[:, :, :3]], 2),
+        (aten.add.Tensor, x[0], y[1]),
+        (aten._foreach_add.List, [x, y, x], [y, x, x]),
+        (aten.convolution_backward.default, *gradients),
+    ):
+        found = by_itself(func, *args)
+        expected = func(*args)
+        assert same_bits(pytree.tree_leaves(found), pytree.tree_leaves(expected)), func
+
+
+def test_what_cannot_be_split_has_no_program() -> None:
+    add = torch.ops.aten.add.Tensor
+    assert split.program(add, describe(add), (torch.ones(4), torch.ones(4)), {}, lambda tensors: 1, most=0) is None
 
 
 def joined(x: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What composite functions call depends on the device: here, what they call on a GPU."""
+"""Composite functions call other operators on a GPU than on the CPU: a mode that makes them call those of a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,10 @@ _RELU, _TANH, _LSTM, _GRU = range(4)
 
 
 class AsOnCuda(TorchFunctionMode):
-    """Dropout keeps a mask of bytes there. Attention with dropout has a kernel of its own; a recurrent layer has one
-    for all time steps.
+    """Calls what a GPU would run.
+
+    Dropout keeps a mask of bytes there. Attention with dropout has a kernel of its own; a recurrent layer has one for
+    all time steps.
     """
 
     def __torch_function__(
@@ -24,22 +26,35 @@ class AsOnCuda(TorchFunctionMode):
         if func is torch.nn.functional.dropout:
             return _dropout(*args, **given)
         if func is torch.nn.functional.scaled_dot_product_attention:
-            query, key, value, mask, *rest = (*args, given.pop("attn_mask", None))
-            given.pop("dropout_p", None)
-            return func(query, key, value, mask, 0.0, *rest[1:], **given)
+            return _attention(*args, **given)
         if func in _RECURRENT and isinstance(args[2], list) and not _is_projected(args[1]):
             return _recurrent(_RECURRENT[func], *args)
         return func(*args, **given)
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    if not training or not 0 < p < 1 or inplace:
-        return torch.dropout_(input, p, training) if inplace else torch.dropout(input, p, training)
+    if inplace:
+        return torch.dropout_(input, p, training)
+    if not training or not 0 < p < 1:
+        return torch.dropout(input, p, training)
     return torch.native_dropout(input, p, True)[0]
 
 
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *rest: Any,
+    **given: Any,
+) -> torch.Tensor:
+    """Without dropout, for which the CPU has no kernel: it would take attention apart."""
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *rest, **given)
+
+
 def _is_projected(state: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> bool:
-    """Of an LSTM whose hidden state is smaller than its cell state."""
+    """Whether it is the state of an LSTM whose hidden state is smaller than its cell state."""
     return isinstance(state, tuple) and state[0].shape[-1] != state[1].shape[-1]
 
 
@@ -55,26 +70,29 @@ def _recurrent(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[torch.Tensor, ...]:
-    """Layer after layer, direction after direction. The operation is oneDNN's, of whatever kind."""
+    """One operation for each layer and direction. It is oneDNN's, of whatever kind."""
     x = input.transpose(0, 1) if batch_first else input
     hidden, cells = state if isinstance(state, tuple) else (state, state)
-    directions, each = 1 + bidirectional, 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
+    weights_each = 4 if has_biases else 2
     ends = []
     for layer in range(num_layers):
         outputs = []
         for number in range(layer * directions, (layer + 1) * directions):
-            its = weights[number * each : (number + 1) * each]
-            biases = its[2:] or [its[0].new_zeros(its[0].shape[0])] * 2
+            of_input, of_hidden, *biases = weights[number * weights_each : (number + 1) * weights_each]
+            if not biases:  # the operation takes them all the same
+                biases = [of_input.new_zeros(of_input.shape[0])] * 2
             output, *end, _ = torch.ops.aten.mkldnn_rnn_layer(
                 x,
-                *its[:2],
+                of_input,
+                of_hidden,
                 *biases,
                 hidden[number],
                 cells[number],
                 reverse=number % directions == 1,
                 batch_sizes=[],
                 mode=kind,
-                hidden_size=its[1].shape[1],
+                hidden_size=of_hidden.shape[1],
                 num_layers=num_layers,
                 has_biases=has_biases,
                 bidirectional=bidirectional,
@@ -84,9 +102,14 @@ def _recurrent(
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        x = _dropout(x, dropout, train and layer + 1 < num_layers)
-    kept = [torch.stack(of_all) for of_all in zip(*ends, strict=True)]
-    return (x.transpose(0, 1) if batch_first else x, *kept[: 2 if kind == _LSTM else 1])
+        is_last = layer + 1 == num_layers
+        x = _dropout(x, dropout, train and not is_last)
+    last_hidden, last_cells = (torch.stack(of_all) for of_all in zip(*ends, strict=True))
+    if batch_first:
+        x = x.transpose(0, 1)
+    if kind == _LSTM:
+        return x, last_hidden, last_cells
+    return x, last_hidden
 
 
 _RECURRENT: dict[Callable[..., Any], int] = {_VF.rnn_relu: _RELU, _VF.rnn_tanh: _TANH, _VF.lstm: _LSTM, _VF.gru: _GRU}

@@ -1,4 +1,4 @@
-"""Calls of operators, written down so that they can be made again with the same bits (N16)."""
+"""Calls of operators, recorded so that they can be repeated with the same bits (N16)."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import is_bare, untyped_storage
 from torch_lms.residency import PageId
 
-_MOST_SMALL_BYTES = 1 << 20
-"""Of arguments that are no pages, all of a call together: they are kept by copy."""
+_MAX_SMALL_BYTES = 1 << 20
+"""Bytes of the arguments of one call that are no pages, all together. They are kept by copy."""
 
 Find = Callable[[torch.UntypedStorage], Entry | None]
 """The page of a storage, or None."""
@@ -31,11 +31,14 @@ _AUTOCAST = reduce(
         if hasattr(_C.DispatchKey, name)
     ),
 )
-"""Left out of a repetition: casts were operations of their own."""
+"""Autocast is left out of a repetition: its casts were recorded as operations of their own."""
 
 
 def _precision(backend: str, operations: str) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """Of matrix products and convolutions in float32. PyTorch's older functions raise where backends differ."""
+    """How to ask for the precision in float32 of ``operations`` of ``backend``, and how to set it.
+
+    PyTorch's older functions raise where backends differ.
+    """
     return (
         partial(_C._get_fp32_precision_getter, backend, operations),
         partial(_C._set_fp32_precision_setter, backend, operations),
@@ -51,10 +54,20 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
-    *map(_precision, ("generic", "mkldnn", "mkldnn", "mkldnn", "mkldnn"), ("all", "all", "matmul", "conv", "rnn")),
-    *map(_precision, ("cuda", "cuda", "cuda", "cuda"), ("all", "matmul", "conv", "rnn")),
+    _precision("generic", "all"),
+    _precision("mkldnn", "all"),
+    _precision("mkldnn", "matmul"),
+    _precision("mkldnn", "conv"),
+    _precision("mkldnn", "rnn"),
+    _precision("cuda", "all"),
+    _precision("cuda", "matmul"),
+    _precision("cuda", "conv"),
+    _precision("cuda", "rnn"),
 )
-"""By which a kernel, and so its rounding, is chosen: how to ask, how to set. What others inherit comes before them."""
+"""Settings by which a kernel, and so its rounding, is chosen: how to ask for each, and how to set it.
+
+What others inherit from comes before them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +109,15 @@ class View:
 
 @dataclass(slots=True)
 class Call:
-    """One call. Keeps no page alive.
+    """One call that was recorded. It keeps no page alive.
 
     Attributes:
+        func: the operator.
+        args, kwargs: its arguments; in place of a tensor on a page stands a ``View``.
         reads: for each page among the arguments, how often it had been written by then.
-        writes: those among them that it wrote.
-        results: what it made: position among its results, and the page.
+        writes: the pages among the arguments that it wrote.
+        settings: the values of ``_SETTINGS`` at the call.
+        results: the pages that it made: position among its results, and how that result looks at its page.
     """
 
     func: Any
@@ -113,7 +129,7 @@ class Call:
     results: list[tuple[int, View]] = field(default_factory=list)
 
     def made(self, result: Any, find: Find) -> None:
-        """It returned ``result``."""
+        """Note the pages in ``result``, which it returned."""
         for position, value in enumerate(pytree.tree_leaves(result)):
             entry = find(untyped_storage(value)) if isinstance(value, torch.Tensor) else None
             if entry is not None and entry.page not in self.reads:
@@ -121,14 +137,14 @@ class Call:
 
     @property
     def pages(self) -> list[Entry]:
-        """Those among its arguments."""
+        """The pages among its arguments."""
         return [leaf.entry for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, View)]
 
     def repeat(self, storages: dict[PageId, torch.UntypedStorage]) -> None:
-        """Make it again.
+        """Repeat the call.
 
         Args:
-            storages: of the pages among its arguments; those of the pages that it makes are added.
+            storages: those of the pages among its arguments; those of the pages that it makes are added.
 
         Raises:
             RuntimeError: the device's memory ran out, or it made something else than before.
@@ -157,7 +173,7 @@ def can_be_repeated(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any],
     if not all(map(is_bare, tensors)):
         return False
     small = (storage for tensor in tensors if find(storage := untyped_storage(tensor)) is None)
-    return bool(sum(map(storage_nbytes, small)) <= _MOST_SMALL_BYTES)
+    return bool(sum(map(storage_nbytes, small)) <= _MAX_SMALL_BYTES)
 
 
 def write_down(
@@ -168,7 +184,7 @@ def write_down(
     find: Find,
     writes_of: Callable[[Entry], int],
 ) -> Call:
-    """A call that is about to be made, and that can be repeated.
+    """Record a call that is about to be made, and that can be repeated.
 
     Args:
         find: the page of a storage, or None.
@@ -189,8 +205,8 @@ def write_down(
     with _C._DisableTorchDispatch(), torch.no_grad():
         kept_args, kept_kwargs = pytree.tree_map(kept, (args, kwargs))
     written = [find(untyped_storage(tensor)) for tensor in info.written_args(args, kwargs)]
-    writes = tuple({entry.page: None for entry in written if entry is not None})
-    return Call(func, kept_args, kept_kwargs, reads, writes, settings)
+    writes = dict.fromkeys(entry.page for entry in written if entry is not None)  # each once, in order
+    return Call(func, kept_args, kept_kwargs, reads, tuple(writes), settings)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -202,6 +218,7 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def _set(settings: tuple[Any, ...]) -> Iterator[None]:
+    """Inside, ``_SETTINGS`` have these values."""
     changed = []
     try:
         for (ask, change), value in zip(_SETTINGS, settings, strict=True):

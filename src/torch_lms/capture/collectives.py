@@ -23,15 +23,18 @@ class _Batch:
 
     def close(self, work: Any) -> None:
         """All were given, and ``work`` tells when they have ended; None: they ran on the caller's stream."""
-        self._is_closed, self._work = True, work
+        self._is_closed = True
+        self._work = work
 
     def is_over(self) -> bool:
         """Whether they have ended."""
-        return self._is_closed and (self._work is None or bool(self._work.is_completed()))
+        if not self._is_closed:
+            return False
+        return self._work is None or bool(self._work.is_completed())
 
 
 _open = threading.local()
-"""Of each thread: the batch that it is filling."""
+"""The batch that this thread is filling, as ``batch``."""
 
 
 class Coalescing:
@@ -58,7 +61,8 @@ class Coalescing:
 
     def _ending(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         work = call(*args, **kwargs)
-        batch, _open.batch = getattr(_open, "batch", None), None
+        batch = getattr(_open, "batch", None)
+        _open.batch = None
         if batch is not None:
             batch.close(work)
         return work
@@ -77,7 +81,9 @@ def finish_of(result: Any) -> IsOver | None:
         return lambda: all(work.is_completed() for work in pending)
     if works:
         batch: _Batch | None = getattr(_open, "batch", None)
-        return None if batch is None else batch.is_over
+        if batch is None:
+            return None
+        return batch.is_over
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             torch.ops._c10d_functional.wait_tensor.default(leaf)

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any
 
+from torch_lms.capture.patches import DYNAMO_RULES, Patches
 from torch_lms.imported import once_imported
 
-_REGIONS = "torch._inductor.output_code", ("CompiledFxGraph", "CompiledAOTI")
-_DYNAMO_RULES = "torch._dynamo.trace_rules"
+_REGIONS_MODULE = "torch._inductor.output_code"
+_REGIONS = ("CompiledFxGraph", "CompiledAOTI")
+
 _OURS = (
     *("torch_lms.capture", "torch_lms.engine", "torch_lms.pager"),
     *(f"torch_lms.runtime.{name}" for name in ("backend", "fast_path", "holds", "page_table", "session")),
@@ -26,25 +28,23 @@ class CompiledRegions:
 
     def __init__(self, hold: Callable[[Sequence[Any], Sequence[Any]], AbstractContextManager[None]]) -> None:
         self._hold = hold
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
 
     def install(self) -> None:
         """Wait for the compiler to be imported, and patch it then."""
-        self._undo.append(once_imported(_REGIONS[0], self._patch))
-        self._undo.append(once_imported(_DYNAMO_RULES, _keep_dynamo_out))
+        self._patches.later(once_imported(_REGIONS_MODULE, self._patch))
+        self._patches.later(once_imported(DYNAMO_RULES, _keep_dynamo_out))
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
-        while self._undo:
-            self._undo.pop()()
+        self._patches.undo()
 
     def _patch(self) -> None:
-        module = import_module(_REGIONS[0])
-        for name in _REGIONS[1]:
+        module = import_module(_REGIONS_MODULE)
+        for name in _REGIONS:
             region = getattr(module, name, None)
             if region is not None:
-                self._undo.append(partial(setattr, region, "__call__", region.__call__))
-                region.__call__ = self._held(region.__call__)
+                self._patches.replace(region, "__call__", self._held(region.__call__))
 
     def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
@@ -56,31 +56,9 @@ class CompiledRegions:
         return held
 
 
-def allow_in_graphs(function: Callable[..., Any]) -> Callable[[], None]:
-    """Dynamo takes ``function`` into its graphs as it stands, as soon as there can be any.
-
-    Returns:
-        What forbids it again. Dynamo knows functions by their ids, which are used again.
-    """
-
-    def allow() -> None:
-        known = import_module(_DYNAMO_RULES)._allowed_callable_ids
-        known.add(id(function))
-        undo.append(partial(known.remove, id(function)))
-
-    undo: list[Callable[[], None]] = []
-    undo.append(once_imported(_DYNAMO_RULES, allow))
-
-    def forbid() -> None:
-        for one in undo:
-            one()
-
-    return forbid
-
-
 @cache
 def _keep_dynamo_out() -> None:
-    """Dynamo must not compile what we do between a compiled function's parts. Told once: it forgets nothing."""
-    rules = import_module(_DYNAMO_RULES)
+    """Keep Dynamo from compiling what we do between a compiled function's parts. Once is enough: it forgets nothing."""
+    rules = import_module(DYNAMO_RULES)
     for name in _OURS:
         rules.add(name)

@@ -14,7 +14,7 @@ _COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
 
 
 class Composites:
-    """Has every call of such an operator told of on the CPU: elsewhere they could not read.
+    """Holds the arguments of every call of such an operator on the CPU: on other devices it could not read bytes.
 
     Args:
         hold: keeps the tensors among arguments resident. Is given them, and those among them that are written.
@@ -25,7 +25,7 @@ class Composites:
         self._library: torch.library.Library | None = None
 
     def install(self) -> None:
-        """Take the place of PyTorch's kernels, which are called from there."""
+        """Replace PyTorch's kernels by functions that hold the arguments and call them."""
         self._library = torch.library.Library("aten", "IMPL")
         for func in _operators():
             self._library.impl(func.name().removeprefix("aten::"), self._held(func), "AutogradCPU")
@@ -48,6 +48,7 @@ class Composites:
 
 @cache
 def _operators() -> list[torch._ops.OpOverload]:
+    """The operators of PyTorch's own library that may read bytes."""
     found = []
     for name in _C._dispatch_get_all_op_names():
         if name.startswith("aten::") and is_composite(name) and not is_checked(name):

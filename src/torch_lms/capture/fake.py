@@ -1,56 +1,31 @@
-"""A step traced on tensors without bytes: what it would do, and to which pages, before it is ever run."""
+"""``trace_step``: a step traced on tensors without bytes, and so known before it is ever run.
+
+What it takes stands beside it: ``fake_copies`` makes copies of modules and tensors without bytes, ``fake_mode`` records
+the operations, ``fake_errors`` explains what cannot be traced.
+"""
 
 import inspect
-import os
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_lms.capture import split
 from torch_lms.capture.as_on_cuda import AsOnCuda
-from torch_lms.capture.registry import Entry, Registry, storage_nbytes
-from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sized import sized
-from torch_lms.capture.tensors import untyped_storage
-from torch_lms.capture.work import work_of
-from torch_lms.errors import UnsupportedError, UsageError
-from torch_lms.trace import Living, Recorder, Trace, Work
+from torch_lms.capture.fake_copies import held_tensors, mode_of, without_bytes
+from torch_lms.capture.fake_errors import explained
+from torch_lms.capture.fake_mode import Tracer
+from torch_lms.errors import UsageError
+from torch_lms.trace import Trace
 from torch_lms.units import parse_bytes
 
 Loss = Callable[[Any], torch.Tensor]
 Inputs = tuple[Any, ...] | dict[str, Any]
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
-_UNTOLD = (UnsupportedFakeTensorException, UnsupportedOperatorException)
-_NOT_KNOWN = (DataDependentOutputException, DynamicOutputShapeException)
-_BYTES_ASKED_FOR = ("data is not allocated yet", ".numpy() is not supported")
-"""What PyTorch says where something other than an operator reads them."""
-
 _DEVICES = ("cpu", "cuda")
-
-_WHOLE = 256 << 20
-"""Bytes up to which an operation is not cut."""
-
-_CONSTANTS = frozenset(f"aten::{name}" for name in ("arange", "linspace", "full", "zeros", "ones", "eye"))
-_MOST_CONSTANT = 1024
-"""Elements up to which the values of what these operators make are known: programs take sizes and axes from them."""
 
 
 def trace_step(
@@ -90,74 +65,55 @@ def trace_step(
     """
     if device not in _DEVICES:
         raise UsageError(f"device must be one of {', '.join(map(repr, _DEVICES))}; got {device!r}")
-    mode = _mode_of((fn_or_module, inputs)) or FakeTensorMode(allow_non_fake_inputs=True)
-    tracer = _Tracer(parse_bytes(min_size) if isinstance(min_size, str) else min_size, device)
-    with _explained(), mode, ExitStack() as settings:
-        arguments: Inputs = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+    if isinstance(min_size, str):
+        min_size = parse_bytes(min_size)
+    tracer = Tracer(min_size, device)
+    arguments: Inputs = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
+    mode = mode_of((fn_or_module, arguments)) or FakeTensorMode(allow_non_fake_inputs=True)
+    with explained(), mode:
         target, given = without_bytes((fn_or_module, arguments), mode)
+        with _as_on(device, amp):
+            if optimizer is not None:
+                _trace_training(tracer, target, given, optimizer, loss, device)
+            elif isinstance(target, torch.nn.Module):
+                with torch.no_grad():
+                    _trace_call(tracer, target, given)
+            else:
+                _trace_call(tracer, target, given)  # in which an optimizer, say, makes its state
+                _trace_call(tracer, target, given)
+    return tracer.trace
+
+
+@contextmanager
+def _as_on(device: str, amp: torch.dtype | None) -> Iterator[None]:
+    """Inside, PyTorch chooses the operations that it would on ``device``, under autocast to ``amp``."""
+    with ExitStack() as settings:
         if device == "cuda":
             settings.enter_context(AsOnCuda())
         if amp is not None:
             settings.enter_context(torch.autocast("cpu", dtype=amp))
-        if optimizer is not None:
-            return _trace_training(tracer, target, given, optimizer, loss, device)
-        is_module = isinstance(target, torch.nn.Module)
-        if is_module:
-            settings.enter_context(torch.no_grad())
-        for _ in range(1 if is_module else 2):
-            with tracer.recording(_held(pytree.tree_leaves((target, given)))):
-                _called(target, given)
-        return tracer.trace
+        yield
+
+
+def _trace_call(tracer: Tracer, target: Callable[..., Any], inputs: Inputs) -> None:
+    with tracer.recording(held_tensors(pytree.tree_leaves((target, inputs)))):
+        _called(target, inputs)
 
 
 def _called(target: Callable[..., Any], inputs: Inputs) -> Any:
-    return target(**inputs) if isinstance(inputs, dict) else target(*inputs)
-
-
-def _mode_of(values: Any) -> FakeTensorMode | None:
-    """In which the tensors among ``values`` were made that have no bytes already."""
-    modes = [tensor.fake_mode for tensor in _held(pytree.tree_leaves(values)) if isinstance(tensor, FakeTensor)]
-    return modes[0] if modes else None
-
-
-def without_bytes(values: Any, mode: FakeTensorMode) -> Any:
-    """Copies of ``values`` in which tensors have no bytes; those that have none already are taken as they are."""
-    leaves, shape = pytree.tree_flatten(values)
-    with FakeCopyMode(mode):
-        copied: dict[int, Any] = {}
-        return pytree.tree_unflatten([_without_bytes(leaf, copied) for leaf in leaves], shape)
-
-
-def _without_bytes(leaf: Any, copied: dict[int, Any]) -> Any:
-    if not isinstance(leaf, torch.Tensor | torch.nn.Module):
-        return leaf
-    held = _held([leaf])
-    if held and all(isinstance(tensor, FakeTensor) for tensor in held):
-        return leaf
-    if id(leaf) not in copied:
-        copied[id(leaf)] = deepcopy(leaf)
-    return copied[id(leaf)]
-
-
-def _held(leaves: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors among ``leaves``, and the parameters and buffers of modules there."""
-    found: list[torch.Tensor] = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.nn.Module):
-            found += [*leaf.parameters(), *leaf.buffers()]
-        elif isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-    return found
+    if isinstance(inputs, dict):
+        return target(**inputs)
+    return target(*inputs)
 
 
 def _trace_training(
-    tracer: "_Tracer",
+    tracer: Tracer,
     target: Callable[..., Any],
     inputs: Inputs,
     optimizer: str | NewOptimizer | torch.optim.Optimizer,
     loss: Loss | None,
     device: str,
-) -> Trace:
+) -> None:
     leaves = pytree.tree_leaves((target, inputs))
     modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     parameters = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
@@ -168,27 +124,28 @@ def _trace_training(
         parameter.grad = torch.zeros_like(parameter)
     update.step()
     update.zero_grad()
-    held = _held(leaves)
+    held = held_tensors(leaves)
     for _ in range(2):
-        with tracer.recording([*held, *pytree.tree_leaves(list(update.state.values()))]):
+        state = pytree.tree_leaves(list(update.state.values()))
+        with tracer.recording([*held, *state]):
             used = _train_once(target, inputs, loss, update)
+        # The first update gave every parameter a state. In a real step one without a gradient has none: once more.
         idle = [parameter for parameter in update.state if id(parameter) not in used]
         if not idle:
             break
-        for without_gradient in idle:  # and so without state
+        for without_gradient in idle:
             del update.state[without_gradient]
-    return tracer.trace
 
 
 def _train_once(
     target: Callable[..., Any], inputs: Inputs, loss: Loss | None, update: torch.optim.Optimizer
 ) -> set[int]:
-    """A step. Returns the ids of the parameters that had a gradient."""
+    """Train for a step. Returns the ids of the parameters that had a gradient."""
     result = (loss or _mean)(_called(target, inputs))
     if not isinstance(result, torch.Tensor) or result.numel() != 1 or not result.requires_grad:
         raise UsageError(f"the loss must be a scalar tensor that requires gradients; got {_shown(result)}")
     result.backward()
-    del result
+    del result  # as a training loop's own would be gone when the update needs memory
     used = {id(p) for group in update.param_groups for p in group["params"] if p.grad is not None}
     update.step()
     update.zero_grad()
@@ -215,197 +172,30 @@ def _shown(value: Any) -> str:
 def new_optimizer(
     given: str | NewOptimizer | torch.optim.Optimizer, parameters: list[torch.nn.Parameter], device: str
 ) -> torch.optim.Optimizer:
-    """On ``parameters``. On a GPU PyTorch prefers operations on lists."""
+    """An optimizer on ``parameters``, as ``given`` to ``trace_step``. On a GPU PyTorch prefers operations on lists."""
     settings: dict[str, Any] = {}
     make: Any = given
     if isinstance(given, str):
-        known = {name.lower(): kind for name, kind in vars(torch.optim).items() if inspect.isclass(kind)}
-        make = known.get(given.lower())
-        if make is None or not issubclass(make, torch.optim.Optimizer):
-            names = ", ".join(sorted(n for n, k in known.items() if issubclass(k, torch.optim.Optimizer)))
-            raise UsageError(f"optimizer must be one of torch.optim, any case ({names}); got {given!r}")
+        make = _optimizer_named(given)
+        if make is torch.optim.SGD:
+            settings = {"lr": 0.01, "momentum": 0.9}
     elif isinstance(given, torch.optim.Optimizer):
-        make, settings = type(given), dict(given.defaults)
-    if make is torch.optim.SGD and isinstance(given, str):
-        settings = {"lr": 0.01, "momentum": 0.9}
+        make = type(given)
+        settings = dict(given.defaults)
     made: torch.optim.Optimizer = make(parameters, **settings)
-    for group in made.param_groups if device == "cuda" else ():
-        if group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
+    if device == "cuda":
+        for group in made.param_groups:
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = True
     return made
 
 
-class _Tracer(TorchDispatchMode):
-    """Writes down what operations do to pages."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, min_size: int, device: str) -> None:
-        super().__init__()
-        self._min_size = max(1, min_size)
-        self._device = device
-        self._registry = Registry()
-        self._whole = self._in_parts = Recorder(())
-        self.trace = Trace((), ())
-
-    @contextmanager
-    def recording(self, living: Iterable[Any]) -> Iterator[None]:
-        """What is done inside becomes ``trace``. ``living``: the tensors that are there from the start."""
-        storages = {
-            id(s): s for tensor in living if isinstance(tensor, torch.Tensor) for s in [untyped_storage(tensor)]
-        }
-        pages = [entry for storage in storages.values() if (entry := self._entry(storage)) is not None]
-        self._whole, self._in_parts = (Recorder(Living(page.page, page.nbytes) for page in pages) for _ in range(2))
-        with self:
-            yield
-        self._bury()
-        for recorder in (self._whole, self._in_parts):
-            recorder.finish(0.0)
-        self.trace = replace(self._whole.trace(), cut=self._in_parts.trace())
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run ``func`` on tensors without bytes, and write it down."""
-        kwargs = kwargs or {}
-        if getattr(func, "namespace", "") in ("prim", "profiler"):
-            return func(*args, **kwargs)
-        info = describe(func)
-        if info.composite:
-            with self:
-                return func._op_dk(_COMPOSITE, *args, **kwargs)
-        _refuse_strangers(args, kwargs)
-        if info.view:
-            return func(*args, **kwargs)
-        self._bury()
-        return self._recorded(info, func, args, kwargs)
-
-    def _recorded(self, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        whole = split.Part(args, kwargs)
-        if self._nbytes((args, kwargs)) <= _WHOLE:
-            result = _with_values(sized(func, info, args, kwargs, self._device), info, func, args, kwargs)
-            self._write((self._whole, self._in_parts), info, func, whole, result)
-            return result
-        parts, slices = split.parts(info, args, kwargs, self._nbytes, _WHOLE), split.slices(info, args)
-        results = [sized(func, info, part.args, part.kwargs, self._device) for part in parts]
-        result = results[0] if len(parts) == 1 else split.join(info, results)
-        self._write((self._whole,), info, func, whole, result)
-        if info.name == split.CAT:
-            self._write_cat(info, func, args[0], result)
-        elif slices:
-            self._write_on_copies(info, func, args, slices, result)
-        else:
-            for part, its in zip(parts, results, strict=True):
-                self._write((self._in_parts,), info, func, part, its)
-        return result
-
-    def _nbytes(self, values: Any) -> int:
-        return sum(page.nbytes for page in self._pages(values))
-
-    def _write(self, recorders: tuple[Recorder, ...], info: OpInfo, func: Any, part: split.Part, result: Any) -> None:
-        args, kwargs = part.args, part.kwargs
-        given = [value for position, value in enumerate(args) if position != part.shape_only]
-        used = self._pages((given, kwargs))
-        made = [page for page in self._pages(result) if page not in used]
-        if not used and not made:
-            for recorder in recorders:
-                recorder.small()
-            return
-        work = work_of(info, func, args, kwargs, result)
-        written = [page.page for page in self._pages(info.written_args(args, kwargs))]
-        for recorder in recorders:
-            _begins(recorder, info, used, made, work)
-            recorder.wrote(written)
-
-    def _write_on_copies(
-        self, info: OpInfo, func: Any, args: tuple[Any, ...], slices: tuple[int, ...], result: Any
-    ) -> None:
-        """After each slice was copied out of its page."""
-        copies, clone = split.with_copies(args, slices), torch.ops.aten.clone.default
-        for position in slices:
-            self._write((self._in_parts,), describe(clone), clone, split.Part((args[position],), {}), copies[position])
-        self._write((self._in_parts,), info, func, split.Part(copies, {}), result)
-
-    def _write_cat(self, info: OpInfo, func: Any, tensors: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        """One copy for each tensor: the first makes the result, the others write it."""
-        made = self._pages(result)
-        for number, tensor in enumerate(tensors):
-            used, its = self._pages(tensor), made if number == 0 else []
-            work = work_of(info, func, ([tensor],), {}, tensor)
-            _begins(self._in_parts, info, used if its else [*used, *made], its, work)
-            self._in_parts.wrote(page.page for page in made if not its)
-
-    def _pages(self, values: Any) -> list[Entry]:
-        """Of the tensors among ``values``, each once."""
-        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-        return list(dict.fromkeys(e for t in tensors if (e := self._entry(untyped_storage(t))) is not None))
-
-    def _entry(self, storage: torch.UntypedStorage) -> Entry | None:
-        entry = self._registry.find(storage)
-        if entry is None and storage_nbytes(storage) >= self._min_size:
-            return self._registry.add(storage, None)
-        return entry
-
-    def _bury(self) -> None:
-        for entry in self._registry.dead():
-            for recorder in (self._whole, self._in_parts):
-                if entry.page in recorder.numbers:
-                    recorder.died(entry.page)
-
-
-def _with_values(result: Any, info: OpInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``result``, of which PyTorch remembers the values where they depend on nothing."""
-    if info.packet not in _CONSTANTS or result.numel() > _MOST_CONSTANT or result.device.type != "cpu":
-        return result
-    with torch._C._DisableTorchDispatch():
-        values = func(*args, **kwargs)
-    mode = result.fake_mode
-    return mode.fake_tensor_converter.from_real_tensor(mode, values, make_constant=True)
-
-
-def _begins(recorder: Recorder, info: OpInfo, used: list[Entry], made: list[Entry], work: Work) -> None:
-    for page in used:
-        recorder.found(Living(page.page, page.nbytes))
-    new_bytes = sum(page.nbytes for page in made)
-    recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
-    for page in made:
-        recorder.created(Living(page.page, page.nbytes))
-
-
-def _refuse_strangers(args: Any, kwargs: Any) -> None:
-    for leaf in pytree.arg_tree_leaves(*args, **kwargs):
-        if isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, FakeTensor):
-            raise UsageError(
-                "expected all modules in `fn_or_module` or `inputs`; got a function that uses a parameter of shape "
-                f"{tuple(leaf.shape)} from elsewhere: pass its module as an argument"
-            )
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except _UNTOLD as error:
-        raise UnsupportedError(
-            f"expected operators that tell what they give before they run (a meta kernel); {error} does not, "
-            f"{_place_of(error)}. Give it one by torch.library.register_fake, or record a step while it runs: "
-            f"torch-lms run --trace FILE"
-        ) from error
-    except RuntimeError as error:
-        if not isinstance(error, _NOT_KNOWN) and not any(text in str(error) for text in _BYTES_ASKED_FOR):
-            raise
-        raise UnsupportedError(
-            f"the step depends on values, which are not known before it runs ({str(error).splitlines()[0]}), "
-            f"{_place_of(error)}. Trace a part that does not, or record a step while it runs: "
-            f"torch-lms run --trace FILE"
-        ) from error
-
-
-def _place_of(error: BaseException) -> str:
-    """Where the program was, outside of PyTorch and of ourselves."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if f"{os.sep}torch{os.sep}" not in frame.filename and f"{os.sep}torch_lms{os.sep}" not in frame.filename
-    ]
-    return f"at {frames[-1].filename}:{frames[-1].lineno}" if frames else "in a module of PyTorch's own"
+def _optimizer_named(name: str) -> type[torch.optim.Optimizer]:
+    """The optimizer of that name in ``torch.optim``, in upper or lower case."""
+    known = {}
+    for its_name, kind in vars(torch.optim).items():
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer):
+            known[its_name.lower()] = kind
+    if name.lower() not in known:
+        raise UsageError(f"optimizer must be one of torch.optim, any case ({', '.join(sorted(known))}); got {name!r}")
+    return known[name.lower()]

@@ -14,10 +14,10 @@ from torch_lms.capture import split
 from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
+from torch_lms.capture.placeholder import for_gradient_of_input
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sizes import Sizes, like, result_device
-from torch_lms.capture.stand_in import for_gradient_of_input
+from torch_lms.capture.sizes import Sizes, result_device
 from torch_lms.capture.tensors import (
     has_bytes,
     has_storage,
@@ -176,32 +176,33 @@ class LmsMode(TorchDispatchMode):
         return result
 
     def _run_large(self, op: "_Op", most: int) -> Any:
-        """In parts, if there is a way (N10)."""
+        """Split ``op``, if there is a way (N10)."""
         info = op.info
         leaves = pytree.arg_tree_leaves(*op.args, **op.kwargs)
         are_bare = all(is_bare(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not are_bare and not info.list_args:
             return self._execute(op)
-        if info.name == split.CAT:
-            with self:
-                return split.cat(like(op.func, op.args, op.kwargs), *op.args, **op.kwargs)
-        if slices := split.slices(info, op.args):
-            with self:
-                return op.func(*split.with_copies(op.args, slices), **op.kwargs)
-        parts = split.parts(info, op.args, op.kwargs, self._nbytes, most if info.writes else most // 2)
-        if len(parts) == 1:
+        most_of_run = most if info.writes else most // 2  # else its results need as much again
+        program = split.program(op.func, info, op.args, op.kwargs, self._nbytes, most_of_run)
+        if program is None:
             return self._execute(op)
-        results = []
-        for part in parts:
-            args, kwargs = part.args, part.kwargs
+
+        def run(instruction: split.Instruction) -> Any:
+            if not isinstance(instruction, split.Part):  # an operation of its own
+                with self:
+                    return instruction.run()
+            args = instruction.args
+            kwargs = instruction.kwargs
+            place = instruction.shape_only
             used: tuple[Any, ...] = (*args, *kwargs.values())
-            if part.shape_only >= 0 and (stand_in := for_gradient_of_input(args)) is not None:
-                used = (*args[: part.shape_only], *args[part.shape_only + 1 :])
-                args = (*args[: part.shape_only], stand_in, *args[part.shape_only + 1 :])
-            run = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
-            run.new_bytes = self._new_bytes(op.func, info, args, kwargs)
-            results.append(self._execute(run))
-        return split.join(info, results)
+            if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
+                used = (*args[:place], *args[place + 1 :])
+                args = (*args[:place], placeholder, *args[place + 1 :])
+            part = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
+            part.new_bytes = self._new_bytes(op.func, info, args, kwargs)
+            return self._execute(part)
+
+        return split.perform(program, run)
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
+from importlib import import_module
 from types import MethodType, ModuleType
 from typing import Any
 
 import torch
 
-from torch_lms.capture.compiled import allow_in_graphs
+from torch_lms.imported import once_imported
+
+DYNAMO_RULES = "torch._dynamo.trace_rules"
+"""The module in which Dynamo, the compiler's front end, keeps what it may look into."""
 
 Call = Callable[..., Any]
 Around = Callable[[Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -28,7 +32,10 @@ class Patched:
     __wrapped__: Call
 
     def __init__(self, owner: Any, name: str, original: Call, around: Around) -> None:
-        self._owner, self._name, self._original, self._around = owner, name, original, around
+        self._owner = owner
+        self._name = name
+        self._original = original
+        self._around = around
         self._asks = owner is torch.Tensor and name not in _ASKS_NOBODY
         update_wrapper(self, original)
 
@@ -52,7 +59,10 @@ class Patched:
         return hash(self._original)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return (getattr, (self._owner, self._name)) if isinstance(self._owner, type) else self._name
+        """As the original is pickled: a method by its class and name, a function by its name alone."""
+        if isinstance(self._owner, type):
+            return getattr, (self._owner, self._name)
+        return self._name
 
 
 _ASKS_NOBODY = frozenset({"const_data_ptr"})
@@ -78,8 +88,8 @@ class Patches:
             return
         patched = Patched(owner, name, original, around)
         self.replace(owner, name, patched)
-        if isinstance(owner, ModuleType):  # methods it knows by their names
-            self.later(allow_in_graphs(patched))
+        if isinstance(owner, ModuleType):  # Dynamo knows methods by their names
+            self._allow_in_graphs(patched)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``."""
@@ -97,3 +107,16 @@ class Patches:
         """Put everything back as it was, the last first."""
         while self._undo:
             self._undo.pop()()
+
+    def _allow_in_graphs(self, function: Callable[..., Any]) -> None:
+        """Have Dynamo take ``function`` into its graphs as it stands, as soon as there can be any.
+
+        Dynamo knows functions by their ids, which are used again: so this is undone with the rest.
+        """
+
+        def allow() -> None:
+            allowed = import_module(DYNAMO_RULES)._allowed_callable_ids
+            allowed.add(id(function))
+            self.later(partial(allowed.remove, id(function)))
+
+        self.later(once_imported(DYNAMO_RULES, allow))

@@ -43,7 +43,7 @@ _GIVEN_AWAY: _Roads = {torch.UntypedStorage: ("_swap_data_ptr_", "_resize_with_a
 _SHARED: _Roads = {torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")}
 _CONSTRUCTORS: _Roads = {torch: ("tensor", "asarray", "as_tensor"), torch.Tensor: ("new_tensor",)}
 _SIZE: _Roads = {torch.UntypedStorage: ("nbytes", "size", "__len__")}
-_SCRIPT = "save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter"
+_SAVING_SCRIPTS = ("save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter")
 
 _GRAPHS = (
     (torch.cuda.graph, "__enter__"),  # before it enters a stream that nobody would leave
@@ -56,23 +56,23 @@ _COMPARE_ADDRESSES = (
     *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
     *("accelerate", "huggingface_hub", "peft"),
 )
-"""Modules, and packages, that ask for addresses to tell tensors apart, and follow none of them."""
+"""Modules, and packages, that ask for addresses to tell tensors apart, and do not look there."""
 
 _FOLLOW_ADDRESSES = frozenset({"_to_ndarray", "_tobytes"})
-"""Their functions that do."""
+"""Functions of these modules that do look there."""
 
 _COMPARE_IN_TENSOR = frozenset({"__deepcopy__", "_reduce_ex_internal"})
-"""Functions of ``torch._tensor`` that do not."""
+"""Functions of ``torch._tensor`` that only compare; its others look there."""
 
-_BEYOND_ADDRESSES = 64
-"""Bits. Stand-ins for addresses are above."""
+_ADDRESS_BITS = 64
+"""Placeholders for addresses are greater than any number of so many bits."""
 
 ESCAPED = "address escaped"
 """Why a page stays whose memory others may use."""
 
 
 class RawPatches:
-    """The patches. They let everything through that is no page.
+    """Puts the patches in place, and takes them away. They let everything through that is no page.
 
     Args:
         told: hears of accesses.
@@ -88,17 +88,14 @@ class RawPatches:
 
     def install(self) -> None:
         """Put the patches in place."""
-        for roads, around in (
-            (_READ, self._reading),
-            (_WRITTEN, self._writing),
-            (_ADDRESS, self._asking_address),
-            (_DLPACK, self._packing),
-            (_GIVEN_AWAY, self._exporting(ESCAPED)),
-            (_SHARED, self._exporting("shared memory")),
-            (_CONSTRUCTORS, self._constructing),
-            (_SIZE, self._sizing),
-        ):
-            self._around_all(roads, around)
+        self._around_all(_READ, self._reading)
+        self._around_all(_WRITTEN, self._writing)
+        self._around_all(_ADDRESS, self._asking_address)
+        self._around_all(_DLPACK, self._packing)
+        self._around_all(_GIVEN_AWAY, self._exporting(ESCAPED))
+        self._around_all(_SHARED, self._exporting("shared memory"))
+        self._around_all(_CONSTRUCTORS, self._constructing)
+        self._around_all(_SIZE, self._sizing)
         patch = self._patches.around
         patch(torch.Tensor, "numpy", self._lending)
         patch(torch.UntypedStorage, "__getitem__", self._indexing)
@@ -106,12 +103,9 @@ class RawPatches:
         self._patch_interface()
         self._patch_scripts()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
-        for module, patch_it in (
-            ("safetensors.torch", self._patch_safetensors),
-            ("torch._subclasses.meta_utils", self._patch_meta_utils),
-            ("torch._subclasses.fake_tensor", self._patch_fake_tensor),
-        ):
-            self._patches.later(once_imported(module, partial(patch_it, module)))
+        self._patch_once_imported("safetensors.torch", self._patch_safetensors)
+        self._patch_once_imported("torch._subclasses.meta_utils", self._patch_meta_utils)
+        self._patch_once_imported("torch._subclasses.fake_tensor", self._patch_fake_tensor)
         if self._kind == "cpu":
             self._composites.install()
         if self._kind == "cuda":
@@ -128,14 +122,19 @@ class RawPatches:
             for name in names:
                 self._patches.around(owner, name, around)
 
+    def _patch_once_imported(self, module: str, patch: Call) -> None:
+        """Call ``patch(module)`` once ``module`` has been imported."""
+        self._patches.later(once_imported(module, partial(patch, module)))
+
     def _patch_interface(self) -> None:
+        """Patch the array interface. It is a property, which cannot be patched as functions are."""
         name = "__cuda_array_interface__"
         get = torch.Tensor.__dict__[name].fget
         self._patches.replace(torch.Tensor, name, property(Patched(torch.Tensor, name, get, self._exporting(ESCAPED))))
 
     def _patch_scripts(self) -> None:
         for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
-            self._around_all({saved: _SCRIPT}, self._holding_all)
+            self._around_all({saved: _SAVING_SCRIPTS}, self._holding_all)
         for name in ("__deepcopy__", "__getstate__", "__setstate__"):
             self._patches.around(torch._C.ScriptObject, name, self._in_object)
         for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
@@ -145,11 +144,11 @@ class RawPatches:
         self._around_all({import_module(name): ("save", "save_file")}, self._saving_raw)
 
     def _patch_meta_utils(self, name: str) -> None:
-        """Fake tensors copy real ones where dispatch is off."""
+        """Patch what makes fake tensors: they copy real ones where dispatch is off."""
         self._around_all({import_module(name): ("_safe_copy", "_safe_clone")}, self._writing)
 
     def _patch_fake_tensor(self, name: str) -> None:
-        """They do so with single numbers, too, which they keep as constants."""
+        """Patch what keeps single numbers as constants: fake tensors copy them where dispatch is off, too."""
         module = import_module(name)
         self._patches.around(module.FakeTensorConverter, "from_real_tensor", self._reading_number)
         self._patches.around(module.FakeTensorMode, "may_turn_const", self._keeping_constant)
@@ -176,7 +175,10 @@ class RawPatches:
         return is_kept
 
     def _constructing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Storages, and tensors in lists, are read in C++, in between operations that make pages of them."""
+        """Hold what a new tensor is made of.
+
+        Storages, and tensors in lists, are read in C++, in between operations that make pages of them.
+        """
         owners = [part for part in _parts((*args, *kwargs.values())) if isinstance(part, _OWNERS)]
         if not owners:
             return call(*args, **kwargs)
@@ -191,20 +193,24 @@ class RawPatches:
         return export
 
     def _asking_address(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Of whoever only compares addresses nothing escapes: it is given a number that no other page has."""
+        """Let an address escape. A caller that only compares addresses gets a number that no other page has."""
         owner = args[:1]
         if is_wrapper(args[0]) and not has_bytes(args[0]):
             owner = ()  # its parts' addresses are not asked for
-        if _only_compares(sys._getframe(2)):
+        if _only_compares(sys._getframe(2)):  # frames 0 and 1 are this method and `Patched.__call__`
             entries = self._known(owner)
-            return _stand_in(args[0], entries[0]) if entries else call(*args, **kwargs)
+            return _placeholder_address(args[0], entries[0]) if entries else call(*args, **kwargs)
         self._export(owner, ESCAPED)
         address = call(*args, **kwargs)
-        return STORAGE.data_ptr(args[0]._untyped_storage) if isinstance(args[0], torch.TypedStorage) else address
+        if isinstance(args[0], torch.TypedStorage):
+            return STORAGE.data_ptr(args[0]._untyped_storage)
+        return address
 
     def _packing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What is copied for it is copied unseen: the copy's address escapes, and it is no page."""
-        is_copied = kwargs.get("copy", args[2] if len(args) > 2 else None)
+        """Export a tensor by DLPack. A copy made for it is made unseen: its address escapes, and it is no page."""
+        is_copied = kwargs.get("copy")
+        if "copy" not in kwargs and len(args) > 2:
+            is_copied = args[2]
         with self._touching(self._any(args[:1]), written=False):
             if not is_copied:
                 self._export(args[:1], ESCAPED)
@@ -220,37 +226,45 @@ class RawPatches:
         return borrower
 
     def _indexing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_shared = isinstance(args[-1], slice)  # a slice of a storage is its memory, too
-        return (self._exporting(ESCAPED) if is_shared else self._reading)(call, args, kwargs)
+        if isinstance(args[-1], slice):  # a slice of a storage is its memory, too
+            self._export(args, ESCAPED)
+            return call(*args, **kwargs)
+        return self._reading(call, args, kwargs)
 
     def _sizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._told.find(args[0])
-        return call(*args, **kwargs) if entry is None else entry.nbytes
+        if entry is None:
+            return call(*args, **kwargs)
+        return entry.nbytes  # PyTorch says 0 while it is evicted
 
     def _resizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._told.find(args[0])
-        if entry is None or len(args) != 2:  # else it refuses
+        if entry is None or len(args) != 2:  # another number of arguments is refused by PyTorch
             return call(*args, **kwargs)
         nbytes = args[1]
         if nbytes == 0:
             self._told.invalidate([entry])
-        with self._touching([entry] if nbytes else [], written=True):
+        needed = [entry] if nbytes else []
+        with self._touching(needed, written=True):
             result = call(*args, **kwargs)
             self._told.resized(entry)
         return result
 
     def _in_object(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Objects of C++ mix operations with raw accesses. Their own tensors stay on the device (N12)."""
+        """Let operations pass unseen: objects of C++ mix them with raw accesses. Their tensors stay resident (N12)."""
         with self._told.unseen():
             return call(*args, **kwargs)
 
     def _holding_all(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Scripts hold constants that nobody can list, and C++ writes them all."""
+        """Hold every page: scripts have constants that nobody can list, and C++ saves them all."""
         with self._told.all_held():
             return call(*args, **kwargs)
 
     def _saving_raw(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The addresses of all that is saved are gathered before any is followed, and forgotten at the end."""
+        """Hold pages whose addresses are asked for until the end.
+
+        The addresses of all that is saved are gathered before the first is used, and forgotten at the end.
+        """
         before = getattr(self._saving, "held", None)
         with ExitStack() as held:
             self._saving.held = held
@@ -271,7 +285,8 @@ class RawPatches:
 
     @contextmanager
     def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:
-        entries, changed = self._known(values), self._known(written)
+        entries = self._known(values)
+        changed = self._known(written)
         unchanged = [entry for entry in entries if entry not in changed]
         with self._touching(unchanged, written=False), self._touching(changed, written=True), self._told.keeping():
             yield
@@ -289,10 +304,11 @@ class RawPatches:
 
     def _known(self, values: Iterable[Any]) -> list[Entry]:
         """The pages among ``values``. What is no page yet is where its user expects it."""
-        return self._pages(values, lambda storage, _: self._told.find(storage))
+        find = self._told.find
+        return self._pages(values, lambda storage, _: find(storage))
 
     def _any(self, values: Iterable[Any]) -> list[Entry]:
-        """The same, and of what could become a page later."""
+        """The pages among ``values``, those included that become pages now."""
         return self._pages(values, self._told.entry_of)
 
     def _pages(
@@ -317,25 +333,29 @@ def _parts(values: Iterable[Any]) -> Iterator[Any]:
 
 
 _NUMBER_NBYTES = 16
-"""Of the largest number, complex128."""
+"""Bytes of the largest number, complex128."""
 
 _OWNERS = torch.Tensor, torch.UntypedStorage, torch.TypedStorage
 _NUMBERS = {int, float, complex, bool}
 
 
 def _only_compares(caller: Any) -> bool:
-    module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
+    """Whether the function whose frame is ``caller`` asks for addresses only to tell tensors apart."""
+    module = caller.f_globals.get("__name__", "")
+    function = caller.f_code.co_name
     if module == "torch._tensor":
         return function in _COMPARE_IN_TENSOR
-    return function not in _FOLLOW_ADDRESSES and any(
-        module == name or module.startswith(f"{name}.") for name in _COMPARE_ADDRESSES
-    )
+    if function in _FOLLOW_ADDRESSES:
+        return False
+    return any(module == name or module.startswith(f"{name}.") for name in _COMPARE_ADDRESSES)
 
 
-def _stand_in(owner: Any, entry: Entry) -> int:
+def _placeholder_address(owner: Any, entry: Entry) -> int:
     """An address that only this place of this page has."""
-    place = owner.storage_offset() * owner.element_size() if isinstance(owner, torch.Tensor) else 0
-    return ((entry.page + 1) << _BEYOND_ADDRESSES) + int(place)
+    place = 0
+    if isinstance(owner, torch.Tensor):
+        place = int(owner.storage_offset() * owner.element_size())
+    return ((entry.page + 1) << _ADDRESS_BITS) + place
 
 
 def _refusing_graphs(_call: Call, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:

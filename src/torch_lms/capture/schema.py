@@ -52,7 +52,7 @@ _KEPT_RESULTS = frozenset(
         "aten::_pack_padded_sequence",
     }
 )
-"""Operators of whose results the same is true."""
+"""Operators whose results PyTorch goes on using, unseen, after the operation."""
 
 _LEFT_WHOLE = ("aten::linalg_", "aten::nuclear_norm", "aten::pinverse", "aten::norm")
 """Composite operators that take other routines for their parts while a mode is on (N22)."""
@@ -175,28 +175,32 @@ def _is_known(func: Any) -> bool:
 
 def _describe(func: torch._ops.OpOverload) -> OpInfo:
     schema = func._schema
-    undeclared, kept = _UNDECLARED_WRITES.get(schema.name, ()), _KEPT_ARGS.get(schema.name, ())
-    writes = tuple(
-        (position, argument.name)
-        for position, argument in enumerate(schema.arguments)
-        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in undeclared
-    )
+    undeclared = _UNDECLARED_WRITES.get(schema.name, ())
+    kept = _KEPT_ARGS.get(schema.name, ())
+    writes = []
+    keeps = []
+    for position, argument in enumerate(schema.arguments):
+        is_declared = argument.alias_info is not None and argument.alias_info.is_write
+        if is_declared or argument.name in undeclared:
+            writes.append((position, argument.name))
+        if argument.name in kept:
+            keeps.append((position, argument.name))
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
     is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
-    keeps = tuple((position, a.name) for position, a in enumerate(schema.arguments) if a.name in kept)
+    has_new_result = any(result.alias_info is None for result in schema.returns)
     is_made_of_others = is_composite(func.name())
     reads_bytes = is_made_of_others and not is_view and _may_read_bytes(func)
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         view=is_view,
-        writes=writes,
-        creates=is_made_of_others or (not is_view and any(result.alias_info is None for result in schema.returns)),
+        writes=tuple(writes),
+        creates=is_made_of_others or (has_new_result and not is_view),
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,
         composite=is_made_of_others and not reads_bytes and not schema.name.startswith(_LEFT_WHOLE),
         reads_bytes=reads_bytes,
         opaque=False,
-        keeps=keeps,
+        keeps=tuple(keeps),
         keeps_results=schema.name in _KEPT_RESULTS,
         has_object=_OBJECT in str(schema),
         collective=False,
@@ -223,19 +227,25 @@ def _may_read_bytes(func: torch._ops.OpOverload) -> bool:
     There are three: the rules of ``torch.func.vmap``; decompositions in Python; and the documentation, since what is
     documented is tested for it.
     """
-    arguments, results = func._schema.arguments, func._schema.returns
+    schema = func._schema
     if is_checked(func.name()) or torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
         return False
-    if any(argument.is_out for argument in arguments) or _is_documented(func._schema.name):
+    if any(argument.is_out for argument in schema.arguments) or _is_documented(schema.name):
         return False
-    return all(any("Tensor" in str(value.type) for value in values) for values in (arguments, results))
+    return _has_tensors(schema.arguments) and _has_tensors(schema.returns)
+
+
+def _has_tensors(values: list[Any]) -> bool:
+    """Whether a tensor, or a list of them, is among arguments or results of a schema."""
+    return any("Tensor" in str(value.type) for value in values)
 
 
 def _is_documented(name: str) -> bool:
     name = name.removeprefix("aten::")
+    places: list[tuple[Any, str]] = [(torch, name), (torch.Tensor, name), (torch.nn.functional, name)]
     family, _, short = name.partition("_")
-    places = [(owner, name) for owner in (torch, torch.Tensor, torch.nn.functional)]
-    places += [(getattr(torch, family), short)] if family in ("fft", "linalg", "special") else []
+    if family in ("fft", "linalg", "special"):
+        places.append((getattr(torch, family), short))
     return any(getattr(getattr(owner, public, None), "__doc__", None) for owner, public in places)
 
 
@@ -243,20 +253,24 @@ _has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_disp
 
 
 def _is_repeatable(func: torch._ops.OpOverload) -> bool:
-    tags, schema = func.tags, func._schema
-    if torch.Tag.nondeterministic_seeded in tags or any(argument.is_out for argument in schema.arguments):
+    schema = func._schema
+    if torch.Tag.nondeterministic_seeded in func.tags or any(argument.is_out for argument in schema.arguments):
         return False
-    return schema.name in _REPEATABLE or torch.Tag.pointwise in tags
+    return schema.name in _REPEATABLE or torch.Tag.pointwise in func.tags
 
 
 def _list_args(schema: Any) -> tuple[int, ...]:
-    """For the `_foreach_` and `_fused_` families and the gradient scaler's: every index is computed by itself (N10)."""
+    """Positions of lists, for `_foreach_`, `_fused_` and the gradient scaler: each index is computed alone (N10)."""
     name = schema.name.removeprefix("aten::")
     if not name.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
         return ()
     if any(argument.name == "scalars" and str(argument.type) == "Tensor" for argument in schema.arguments):
         return ()  # one tensor that holds a number for each index
-    return tuple(n for n, argument in enumerate(schema.arguments) if str(argument.type) in ("List[Tensor]", "Tensor[]"))
+    found = []
+    for position, argument in enumerate(schema.arguments):
+        if str(argument.type) in ("List[Tensor]", "Tensor[]"):
+            found.append(position)
+    return tuple(found)
 
 
 def _opaque(func: Any) -> OpInfo:

@@ -1,4 +1,8 @@
-"""How many bytes an operation will create, known before it runs (N8): from its shapes, on the meta device."""
+"""How many bytes an operation will create, known before it runs (N8): from its shapes, on tensors without bytes.
+
+``Sizes`` remembers the answers by signature, for the dispatch mode. ``dry_run`` calls an operator on tensors without
+bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses it, too.
+"""
 
 from contextlib import suppress
 from typing import Any
@@ -8,9 +12,8 @@ from torch.utils import _pytree as pytree
 
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
-from torch_lms.capture.sized import sized
 
-_MOST_SIGNATURES = 20_000
+_MAX_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
 
 _NO_KEY = (TypeError, RuntimeError)
@@ -18,6 +21,8 @@ _NO_KEY = (TypeError, RuntimeError)
 
 _HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FREQUENT = frozenset((*_HARMLESS, bool))
+
+_DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
 
 
 class Sizes:
@@ -44,28 +49,14 @@ class Sizes:
         return known
 
     def learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
-        """``func`` has created ``nbytes``, more than was said: from now on they are."""
+        """Expect ``nbytes`` from now on: ``func`` has created them, more than was known."""
         with suppress(*_NO_KEY):
             self._remember(_key(func, args, kwargs), nbytes)
 
     def _remember(self, key: Any, nbytes: int) -> None:
-        if len(self._known) >= _MOST_SIGNATURES:
+        if len(self._known) >= _MAX_SIGNATURES:
             self._known.clear()
         self._known[key] = nbytes
-
-
-def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where an operator puts what it makes: where it is told to, else where its arguments are, numbers apart."""
-    if kwargs and (asked := kwargs.get("device")) is not None:
-        return torch.device(asked)
-    if args and type(args[0]) is torch.Tensor and args[0].dim():  # most often
-        return args[0].device
-    tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
-    chosen = next((tensor for tensor in tensors if tensor.dim()), tensors[0] if tensors else None)
-    return chosen.device if chosen is not None else torch.device("cpu")
-
-
-_DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
 
 
 def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,35 +79,58 @@ def _signature_of(value: Any) -> Any:
     raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive; a sparse tensor
 
 
+def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """Where an operator puts what it makes: where it is told to, else where its arguments are, numbers apart."""
+    if kwargs and (asked := kwargs.get("device")) is not None:
+        return torch.device(asked)
+    if args and type(args[0]) is torch.Tensor and args[0].dim():  # most often
+        return args[0].device
+    tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+    for tensor in tensors:
+        if tensor.dim():
+            return tensor.device
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+# -- on the meta device ----------------------------------------------------------------------------------------------
+
+
+def on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``func`` would give, on the meta device."""
+    with torch._C._DisableTorchDispatch():  # modes below ours must not see it
+        return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
+
+
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if info.opaque or info.name in _DATA_DEPENDENT:
         return 0
     with torch._C._DisableTorchDispatch():  # modes below ours must not see it
-        return _infer_unseen(func, info, args, kwargs)
+        try:
+            return _infer_on_meta(func, info, args, kwargs)
+        except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
+            return 0
 
 
-def like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``func`` would give, on the meta device."""
-    with torch._C._DisableTorchDispatch():
-        return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
+def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
+    if any(argument.name == "device" for argument in func._schema.arguments[len(args) :]):
+        meta_kwargs["device"] = torch.device("meta")
+    elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
+        return 0  # it would run in earnest
+    results = dry_run(func, info, meta_args, meta_kwargs)
+    given = _storages((meta_args, meta_kwargs))
+    made = _storages(results)
+    return sum(storage_nbytes(storage) for key, storage in made.items() if key not in given)
 
 
-def _infer_unseen(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    try:
-        meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
-        if any(argument.name == "device" for argument in func._schema.arguments[len(args) :]):
-            meta_kwargs["device"] = torch.device("meta")
-        elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
-            return 0  # it would run in earnest
-        results = sized(func, info, meta_args, meta_kwargs)
-        given = {id(storage) for storage in _storages((meta_args, meta_kwargs))}
-        return sum({id(s): storage_nbytes(s) for s in _storages(results) if id(s) not in given}.values())
-    except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
-        return 0
-
-
-def _storages(values: Any) -> list[torch.UntypedStorage]:
-    return [leaf.untyped_storage() for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
+    """The storages of the tensors among ``values``, each once, by their identity."""
+    found = {}
+    for leaf in pytree.tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            storage = leaf.untyped_storage()
+            found[id(storage)] = storage
+    return found
 
 
 def _to_meta(value: Any) -> Any:
@@ -124,4 +138,134 @@ def _to_meta(value: Any) -> Any:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     if isinstance(value, torch.device):
         return torch.device("meta")
-    return None if isinstance(value, torch.Generator) else value
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+# -- what PyTorch's meta kernels do not tell -------------------------------------------------------------------------
+
+_LOSSES = frozenset(
+    f"aten::{name}" for name in ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss")
+)
+
+_ALIGNED_PART = 4096
+"""Bytes. OneDNN makes each part of a workspace a multiple of these."""
+
+_CACHE_LINE = 64
+"""Bytes. OneDNN makes each row in such a part a multiple of these."""
+
+_ALIGNED_ROW = 16
+"""Bytes. Each row of what ``_grouped_mm`` gives begins at a multiple of these."""
+
+
+def dry_run(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], device: str = "cpu") -> Any:
+    """Call ``func`` on tensors without bytes, and give results whose storages have the size of real ones.
+
+    Args:
+        device: where it is to be as large: "cpu" or "cuda".
+    """
+    name = info.packet
+    if name == "aten::_ctc_loss":
+        return _ctc_loss(args)
+    if name == "aten::_ctc_loss_backward":
+        scores = args[1]
+        return scores.new_empty(scores.shape)
+    if name == "aten::_grouped_mm":
+        return _grouped_mm(*args)
+    if name == "aten::mkldnn_rnn_layer_backward":
+        return tuple(given.new_empty(given.shape) for given in args[:7])
+    result = func(*args, **kwargs)
+    if name in _LOSSES:
+        return _loss(result, args)
+    if name == "aten::mkldnn_rnn_layer":
+        return _recurrent_layer(result, args, device)
+    return result
+
+
+def _loss(result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
+    """It is as large as what is compared before it becomes one number, and keeps the storage."""
+    if result.dim():
+        return result
+    return result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
+
+
+def _ctc_loss(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss for each sequence, and its logarithms of probabilities by time and place among labels and blanks."""
+    scores, targets, _, lengths = args[:4]
+    steps, batch, _ = scores.shape
+    if isinstance(lengths, list | tuple):
+        longest = max(lengths)
+    elif targets.dim() > 1:  # padded to the longest
+        longest = targets.shape[1]
+    else:  # one after the other: as if all had the same length
+        longest = -(-targets.numel() // batch)
+    places = 2 * longest + 1
+    return scores.new_empty(batch), scores.new_empty((batch, steps, places))
+
+
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    _bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """PyTorch tells of bfloat16 alone, and of no more than the rows need, which begin at multiples of 16 bytes."""
+    dtype = out_dtype or left.dtype
+    rows = left.shape[-2]
+    columns = right.shape[-1]
+    row = -(-columns * dtype.itemsize // _ALIGNED_ROW) * _ALIGNED_ROW // dtype.itemsize
+    if left.dim() != right.dim():
+        size: tuple[int, ...] = (rows, columns)
+        stride: tuple[int, ...] = (row, 1)
+    else:
+        groups = len(left) if offsets is None else len(offsets)
+        size = (groups, rows, columns)
+        stride = (rows * row, row, 1)
+    return torch.empty_strided(size, stride, dtype=dtype, device=left.device)
+
+
+def _recurrent_layer(result: tuple[torch.Tensor, ...], args: tuple[Any, ...], device: str) -> tuple[torch.Tensor, ...]:
+    """It keeps a workspace for the gradient. CuDNN does not tell its size: gates and cell states are assumed."""
+    if not torch.is_grad_enabled():
+        return result
+    steps, batch, width = args[0].shape
+    itemsize = args[0].element_size()
+    hidden = args[10]
+    if device == "cpu":
+        nbytes = onednn_workspace(steps, batch, width, hidden, itemsize)
+    else:
+        gates = len(args[1])
+        nbytes = steps * batch * (gates + hidden) * itemsize
+    *states, workspace = result
+    return (*states, workspace.new_empty(nbytes))
+
+
+def onednn_workspace(steps: int, batch: int, width: int, hidden: int, itemsize: int) -> int:
+    """Bytes that oneDNN keeps for the gradient of a layer of an LSTM, ``width`` and ``hidden`` elements in and out.
+
+    Gates and outputs of each step; states and cell states, in pairs, and room for their gradients, always float32.
+    As counted on version 3.12, a test compares.
+    """
+    cells = 2 * (steps + 1) * batch
+    widest = max(width, hidden)
+    parts = (
+        steps * batch * _row(4 * hidden, itemsize),
+        steps * batch * _row(hidden, itemsize),
+        cells * _row(widest, itemsize),
+        cells * hidden * itemsize,
+        cells * _row(widest, 4),
+        cells * _row(widest, 4),
+        cells * hidden * 4,
+    )
+    return sum(-(-part // _ALIGNED_PART) * _ALIGNED_PART for part in parts)
+
+
+def _row(elements: int, itemsize: int) -> int:
+    """Bytes of a row. Rows of a multiple of 256 elements get a line more, lest they meet in the cache."""
+    per_line = _CACHE_LINE // itemsize
+    padded = -(-elements // per_line) * per_line
+    if padded % 256 == 0:
+        padded += per_line
+    return padded * itemsize

@@ -82,7 +82,7 @@ def plain_pages(
 
 
 def tensors_within(values: Any) -> list[Any]:
-    """The same at any depth of ``values``, parameters and buffers of modules there included."""
+    """Tensors and storages at any depth of ``values``, parameters and buffers of modules there included."""
     leaves = pytree.tree_leaves(values)
     modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
@@ -103,7 +103,7 @@ def is_wrapper(tensor: Any) -> bool:
 
 
 def has_bytes(wrapper: Any) -> bool:
-    """Whether ``wrapper`` has some of its own all the same, here or away. Others have a size, and no address."""
+    """Whether ``wrapper`` has bytes of its own, resident or evicted. Others have a size, and no address."""
     if not has_storage(wrapper) or is_transformed(wrapper):
         return False
     storage = untyped_storage(wrapper)
@@ -160,14 +160,18 @@ def _wrapped(tensor: Any) -> list[Any]:
     if is_transformed(tensor):
         return [torch._C._functorch.get_unwrapped(tensor)]
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    return [getattr(tensor, name) for name in flatten()[0]] if flatten is not None else []
+    if flatten is None:
+        return []
+    names = flatten()[0]
+    return [getattr(tensor, name) for name in names]
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of."""
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
     if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []  # opaque to us as to everyone: mkldnn
+    return []  # one of mkldnn's shows its parts to nobody
