@@ -6,7 +6,7 @@ from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import POLICIES, Forecast, Need, forecast, may_fit, within
 from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.plan import make_plan
-from torch_lms.planner.remakes import Makers
+from torch_lms.planner.recomputation import Producers
 from torch_lms.planner.walk import Choice, Rules, Speeds, Walker
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "Choice",
     "Forecast",
     "Gap",
-    "Makers",
     "Need",
+    "Producers",
     "Rules",
     "Speeds",
     "Walker",
