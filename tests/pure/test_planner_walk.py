@@ -100,7 +100,8 @@ def test_focus_is_on_when_most_is_over_the_limit(focus: float, page: int) -> Non
 @pytest.mark.parametrize(("limit", "pages"), [(40, []), (30, [2]), (20, [1, 2])])
 def test_dropped_is_what_takes_least_to_make(limit: int, pages: list[int]) -> None:
     trace = first_or_second()
-    walker, room = Walker(trace, limit, SLOW), Headroom(trace, limit)
+    walker = Walker(trace, limit, SLOW)
+    room = Headroom(trace, limit)
     gaps = choose_dropped(
         room, {gap: walker.seconds(recomputation) for gap, recomputation in walker.recomputations.items()}
     )

@@ -6,6 +6,9 @@ from torch_lms.planner.paging import PagingCost
 from torch_lms.residency import Tier
 from torch_lms.units import format_bytes
 
+_NONE = 0.0005
+"""An overhead below this is printed as 0.0%."""
+
 _SMALL = 0.05
 """An overhead below this is not worth a change: the author's judgement, not a measurement."""
 
@@ -99,9 +102,14 @@ def fits(
             told += f" With the policy {policy}, under a limit of {format_bytes(budget.limit)}, it takes "
             told += f"{overhead:.0%} longer."
         return told
+    if overhead < _NONE:
+        return (
+            "Fits with LMS: a step takes no longer than with unlimited device memory. More device memory or a faster "
+            "link would not shorten it."
+        )
     if overhead < _SMALL:
         return (
-            f"Fits with LMS: a step takes {max(0.0, overhead):.1%} longer than with unlimited device memory. More "
+            f"Fits with LMS: a step takes {overhead:.1%} longer than with unlimited device memory. More "
             f"device memory or a faster link could save no more than that."
         )
     told = f"Fits with LMS, but a step takes {overhead:.0%} longer than with unlimited device memory."
@@ -116,16 +124,17 @@ def _largest_op_binds(budget: MemoryBudget, machine: Machine) -> str:
     need = budget.need
     binds = (
         f"The largest operation binds: {need.binding_op} has a working set (W) of {format_bytes(need.largest_op)}, and "
-        f"pages may occupy {format_bytes(budget.limit)}, which is {budget.limit / need.largest_op:.1f} W, so that "
-        f"little can stay on the device beside it."
+        f"pages may occupy {format_bytes(budget.limit)}, {budget.limit / need.largest_op:.1f} W. So little can "
+        f"stay on the device beside it."
     )
     if budget.limit < budget.limit_of_device:
         return f"{binds} Raise the limit: the device has room for {format_bytes(budget.limit_of_device)}."
+    change = "Choose a smaller size or batch, or a device with more memory:"
+    whole = f"with {_memory(machine, need.stock)} the step fits without LMS."
     ample = with_fragmentation(int(_TIGHT * need.largest_op) + need.workspace + budget.extra_bytes)
-    change = f"{binds} Choose a smaller batch, or a device with more memory."
-    if ample < need.stock:
-        change += f" {_memory(machine, ample)} leave room for {_TIGHT} W."
-    return f"{change} With {_memory(machine, need.stock)} the step fits without LMS."
+    if ample >= need.stock:
+        return f"{binds} {change} {whole}"
+    return f"{binds} {change} with {_memory(machine, ample)} the operation no longer binds ({_TIGHT} W), and {whole}"
 
 
 def _memory_binds(budget: MemoryBudget, machine: Machine, cost: PagingCost) -> str:
@@ -150,7 +159,7 @@ def _link_binds(budget: MemoryBudget, machine: Machine, cost: PagingCost, link_u
 
 def _faster_link(budget: MemoryBudget, machine: Machine) -> str:
     """What to change where a faster link helps, or more device memory."""
-    faster = "a faster disk" if machine.link is None else "a faster link"
+    faster = "a faster disk" if machine.link is None else "a machine with a faster link"
     if budget.limit < budget.limit_of_device:
         return (
             f"Raise the limit, since the device has room for {format_bytes(budget.limit_of_device)}, or choose "

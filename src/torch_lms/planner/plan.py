@@ -69,7 +69,7 @@ _MOST_VARIANTS = 40
 
 _MOST_WALKED = 16_000
 """Operations in all these walks together, at most: long steps are not planned for minutes. How this and the two above
-were chosen is not recorded; what planning takes with them, docs/planning.md says ("Following it")."""
+were chosen is not recorded; what planning takes with them, docs/planning.md says."""
 
 
 def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
