@@ -137,37 +137,8 @@ def forecast(
     )
     if misfit:
         return found
-
-    # What paging adds: waits, copies and recomputation; LMS's own Python; memory that the system gives anew.
-    cost = PagingCost.of(step)
-    python_s = 0.0
-    if step is not None:
-        python_s = work.seconds - stock.seconds
-    renewed_s = calibration.paging_byte_s * (cost.h2d_bytes + cost.recomputed_bytes)
-    step_s = found.step_s_unlimited + cost.delay_s + python_s + renewed_s
-    overhead = step_s / found.step_s_unlimited - 1
-    gpu_use = 1 - (cost.stall_s + python_s + exchange.exposed_s) / step_s
-    link_use = max(cost.d2h_s, cost.h2d_s) / step_s
-    return replace(
-        found,
-        advice=advice.fits(budget, machine, policy, cost, overhead=overhead, gpu_use=gpu_use, link_use=link_use),
-        host_bytes=cost.host_bytes,
-        disk_bytes=cost.disk_bytes,
-        step_s=step_s,
-        step_s_low=step_s / (1 + calibration.error),
-        step_s_high=step_s * (1 + calibration.error),
-        overhead=overhead,
-        efficiency=found.ideal_step_s / step_s,
-        data_rate=gpus * items / step_s,
-        gpu_use=gpu_use,
-        link_use=link_use,
-        d2h_bytes=cost.d2h_bytes,
-        h2d_bytes=cost.h2d_bytes,
-        d2h_bytes_per_s=cost.d2h_bytes_per_s,
-        h2d_bytes_per_s=cost.h2d_bytes_per_s,
-        recomputed_bytes=cost.recomputed_bytes,
-        timeline=exchange.shown_in(step.timeline) if step is not None else None,
-    )
+    cost = PagingCost.of(step, stock, work, calibration)
+    return _as_it_runs(found, step, cost, exchange, budget, machine, items=items, error=calibration.error)
 
 
 def _try(
@@ -189,3 +160,41 @@ def _try(
     if not budget.holds(step.peak_bytes):
         return step, advice.peak_does_not_fit(budget, machine, step.peak_bytes, policy)
     return step, ""
+
+
+def _as_it_runs(
+    found: Forecast,
+    step: SimulatedStep | None,
+    cost: PagingCost,
+    exchange: Exchange,
+    budget: MemoryBudget,
+    machine: Machine,
+    *,
+    items: float,
+    error: float,
+) -> Forecast:
+    """``found``, for a step that fits, with times, bytes, speeds and advice."""
+    step_s = found.step_s_unlimited + cost.delay_s + cost.python_s + cost.renewed_s
+    overhead = step_s / found.step_s_unlimited - 1
+    gpu_use = 1 - (cost.stall_s + cost.python_s + exchange.exposed_s) / step_s
+    link_use = max(cost.d2h_s, cost.h2d_s) / step_s
+    return replace(
+        found,
+        advice=advice.fits(budget, machine, found.policy, cost, overhead=overhead, gpu_use=gpu_use, link_use=link_use),
+        host_bytes=cost.host_bytes,
+        disk_bytes=cost.disk_bytes,
+        step_s=step_s,
+        step_s_low=step_s / (1 + error),
+        step_s_high=step_s * (1 + error),
+        overhead=overhead,
+        efficiency=found.ideal_step_s / step_s,
+        data_rate=found.gpus * items / step_s,
+        gpu_use=gpu_use,
+        link_use=link_use,
+        d2h_bytes=cost.d2h_bytes,
+        h2d_bytes=cost.h2d_bytes,
+        d2h_bytes_per_s=cost.d2h_bytes_per_s,
+        h2d_bytes_per_s=cost.h2d_bytes_per_s,
+        recomputed_bytes=cost.recomputed_bytes,
+        timeline=exchange.shown_in(step.timeline) if step is not None else None,
+    )

@@ -94,6 +94,8 @@ class PagingCost:
     Attributes:
         delay_s: by which the step takes longer: waits, copies that the program's own cores make, and recomputation.
         stall_s: the waits for copies among them.
+        python_s: by which LMS's own Python makes it longer.
+        renewed_s: by which the system makes it longer, giving memory anew to pages that were fetched or recomputed.
         d2h_s, h2d_s: seconds in which each direction of the link was busy.
         d2h_bytes, h2d_bytes: moved.
         host_bytes, disk_bytes: the most that was there at once.
@@ -102,6 +104,8 @@ class PagingCost:
 
     delay_s: float = 0.0
     stall_s: float = 0.0
+    python_s: float = 0.0
+    renewed_s: float = 0.0
     d2h_s: float = 0.0
     h2d_s: float = 0.0
     d2h_bytes: int = 0
@@ -111,13 +115,22 @@ class PagingCost:
     recomputed_bytes: int = 0
 
     @classmethod
-    def of(cls, step: SimulatedStep | None) -> "PagingCost":
-        """The costs of ``step``; None if no page had to leave."""
+    def of(cls, step: SimulatedStep | None, stock: Trace, work: Trace, calibration: Calibration) -> "PagingCost":
+        """The costs of ``step``.
+
+        Args:
+            step: as simulated; None if no page had to leave.
+            stock: the step's operations without LMS.
+            work: the operations that were simulated, with the time of LMS's own Python.
+            calibration: of the machine.
+        """
         if step is None:
             return cls()
         return cls(
             delay_s=step.stall_s + step.copying_s + step.recompute_s,
             stall_s=step.stall_s,
+            python_s=work.seconds - stock.seconds,
+            renewed_s=calibration.paging_byte_s * (step.in_bytes + step.recomputed_bytes),
             d2h_s=_busy_s(step.timeline, Lane.OUT),
             h2d_s=_busy_s(step.timeline, Lane.IN),
             d2h_bytes=step.out_bytes,
