@@ -10,18 +10,18 @@ _NONE = 0.0005
 """An overhead below this is printed as 0.0%."""
 
 _SMALL = 0.05
-"""An overhead below this is not worth a change: the author's judgement, not a measurement."""
+"""An overhead below this is not worth a change. How this and ``_BUSY`` were chosen is not recorded."""
 
 _TIGHT = 1.75
 """Limit over working set (W) below which the largest operation is said to bind.
 
-From the simulations of the planning study: overheads over PCIe 3 reached 19 % at most between 1.75 and 3, 29 % between
-1.3 and 1.75, and 143 % below that.
+From the simulations of the planning study: over PCIe 3 overheads reached 19 % where it was between 1.75 and 3, 29 %
+between 1.3 and 1.75, and 143 % between 1 and 1.3.
 """
 
 _BUSY = 0.95
-"""Share of the step in which the device computes, above which its link is not said to bind. What it computes may be
-recomputation: judged, not measured."""
+"""Share of the step in which the device computes. Above it the link is not said to bind: part of what the device
+computes may be recomputation."""
 
 
 def largest_op_does_not_fit(budget: MemoryBudget, machine: Machine) -> str:

@@ -50,7 +50,7 @@ reserve costs this planner over NVLink ("What recomputation saves").
 
 _HIDDEN_COST = 0.01
 """Cost of a second of the link even where nobody waits for it: the disk wears, and the next step may differ. It decides
-between plans that take the same time; it was not tuned."""
+between plans that take the same time. How it was chosen is not recorded."""
 
 _MOST_TRAFFIC = 1.03
 """A walk that recomputes nothing is taken only if it moves at most so many times the least.
