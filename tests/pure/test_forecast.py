@@ -103,7 +103,7 @@ def test_nothing_is_told_of_a_step_that_does_not_fit() -> None:
     operation = forecast(step(1.0), holding(19), UNMEASURED, items=1)
     host = forecast(step(1.0), holding(22, host_bytes=5), UNMEASURED, items=1)
     stock = forecast(step(1.0), holding(22), UNMEASURED, items=1, policy="none")
-    for found, why in ((operation, "alone needs"), (host, "the tiers below"), (stock, "without LMS")):
+    for found, why in ((operation, "alone needs"), (host, "room below the device"), (stock, "without LMS")):
         assert why in found.advice
         assert not found.fits_with
         assert [name for name in SIMULATED if getattr(found, name) is not None] == []

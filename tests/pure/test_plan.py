@@ -6,7 +6,7 @@ import pytest
 
 from torch_lms.planner import Speeds, choose, gaps_of, make_plan
 from torch_lms.planner.fetches import schedule
-from torch_lms.planner.room import Room
+from torch_lms.planner.headroom import Headroom
 from torch_lms.policy import PlanCursor, Planned, View
 from torch_lms.residency import Page
 from torch_lms.trace import Living, Recorder, Trace
@@ -37,7 +37,7 @@ def test_as_late_as_it_arrives_in_time(bytes_per_s: float, begins: int) -> None:
     """10 bytes, before operation 9."""
     trace, _ = step(used_at(0, 9), [10])
     gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
-    comes = schedule(trace, gaps, Room(trace, 100), bytes_per_s)
+    comes = schedule(trace, gaps, Headroom(trace, 100), bytes_per_s)
     assert [number for number, pages in enumerate(comes) if pages] == [begins]
 
 
@@ -46,7 +46,7 @@ def test_one_link_first_needed_first_served() -> None:
     uses = [[0, 1] if number in (0, 9) else [] for number in range(OPS)]
     trace, _ = step(uses, [7, 7])
     gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
-    comes = schedule(trace, gaps, Room(trace, 100), 10.0)
+    comes = schedule(trace, gaps, Headroom(trace, 100), 10.0)
     assert [number for number, pages in enumerate(comes) if pages] == [7, 8]
 
 
@@ -56,7 +56,7 @@ def test_one_link_for_this_step_and_the_next() -> None:
     trace, _ = step(uses, [20, 20])
     gaps = [gap for gap in gaps_of(trace) if gap.before in (8, 9)]
     assert {(gap.page, gap.after, gap.before) for gap in gaps} == {(0, 0, 8), (1, 9, 9)}
-    comes = schedule(trace, gaps, Room(trace, 100), 10.0)
+    comes = schedule(trace, gaps, Headroom(trace, 100), 10.0)
     assert [number for number, pages in enumerate(comes) if pages] == [5, 7], "2 s each, one after the other"
 
 
@@ -66,7 +66,7 @@ def test_not_before_there_is_room() -> None:
     trace, _ = step(uses, [10, 95])
     gaps = [gap for gap in gaps_of(trace) if gap.before == 9]
     for gap in gaps:
-        room = Room(trace, 100)
+        room = Headroom(trace, 100)
         room.take(gap)
     assert not any(schedule(trace, gaps, room, 1.0)), "page 1 stays all the time"
 
@@ -75,7 +75,7 @@ def test_a_page_that_is_away_when_the_step_ends_comes_in_the_next() -> None:
     trace, _ = step(used_at(4, 6), [10])
     gaps = [gap for gap in gaps_of(trace) if gap.after == 6]
     assert [gap.before for gap in gaps] == [4]
-    comes = schedule(trace, gaps, Room(trace, 100), 2.45)
+    comes = schedule(trace, gaps, Headroom(trace, 100), 2.45)
     assert [number for number, pages in enumerate(comes) if pages] == [9], "before operation 4 of the next"
 
 

@@ -5,7 +5,7 @@ from made_traces import THERE_AND_BACK, Op, random_training, traced
 
 from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, gaps_of, make_plan
 from torch_lms.planner.evictions import choose_dropped
-from torch_lms.planner.room import Room
+from torch_lms.planner.headroom import Headroom
 from torch_lms.policy import Plan, Planned, Policy, Reactive
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
@@ -100,8 +100,11 @@ def test_focus_is_on_when_most_is_over_the_limit(focus: float, page: int) -> Non
 @pytest.mark.parametrize(("limit", "pages"), [(40, []), (30, [2]), (20, [1, 2])])
 def test_dropped_is_what_takes_least_to_make(limit: int, pages: list[int]) -> None:
     trace = first_or_second()
-    walker, room = Walker(trace, limit, SLOW), Room(trace, limit)
-    gaps = choose_dropped(room, {gap: walker.seconds(program) for gap, program in walker.programs.items()})
+    walker = Walker(trace, limit, SLOW)
+    room = Headroom(trace, limit)
+    gaps = choose_dropped(
+        room, {gap: walker.seconds(recomputation) for gap, recomputation in walker.recomputations.items()}
+    )
     assert [gap.page for gap in gaps] == pages
     assert room.worst is None
 
@@ -109,7 +112,7 @@ def test_dropped_is_what_takes_least_to_make(limit: int, pages: list[int]) -> No
 def test_what_takes_no_time_is_dropped_first() -> None:
     trace = first_or_second()
     gaps = {gap.page: gap for gap in gaps_of(trace)}
-    assert choose_dropped(Room(trace, 30), {gaps[2]: 1e-6, gaps[1]: 0.0}) == [gaps[1]]
+    assert choose_dropped(Headroom(trace, 30), {gaps[2]: 1e-6, gaps[1]: 0.0}) == [gaps[1]]
 
 
 def test_what_a_walk_drops_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ KNOWN: tuple[Known, ...] = (
         "test_autograd",
         "TestAutogradMultipleDispatchCPU.test_per_dispatch_key_input_saving_cpu",
         _MIN_SIZE_1,
-        "an error as on stock, with another text: for its message C++ prints the sizes of a nested tensor from a copy of "
+        "an error as on stock, with another text: its message prints the sizes of a nested tensor from a copy of "
         "32 bytes, which is a page at this min_size, and away",
     ),
     Known(

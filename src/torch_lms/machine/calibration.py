@@ -1,4 +1,4 @@
-"""What share of its peaks a processor reaches, by the kind of operation: measured, or assumed."""
+"""The shares of its peaks that a processor reaches, by the kind of operation: measured, or assumed."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from torch_lms.errors import UsageError
 from torch_lms.machine.model import Accelerator
 
 KINDS = ("matrix", "convolution", "convolution3d", "depthwise", "pooling", "normalization", "elementwise", "copy")
-"""Of operations."""
+"""The kinds of operations (see ``torch_lms.trace.Work``)."""
 
 _FOLDER = "calibrations"
 _SHIPPED = "torch_lms.machine.calibrations"
@@ -30,16 +30,16 @@ class Efficiency(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of one processor.
+    """What one processor reaches of its peaks, and what LMS itself costs on it.
 
     Attributes:
-        accelerator: its name; "" if it is for any.
+        accelerator: the processor's name; "" if it is for any.
         efficiencies: by kind.
         error: the median relative error of the times that it predicts, if it was checked; a guess where it was not.
         source: where the figures come from.
         paging_op_s: seconds of LMS's own Python for an operation while room is short; 0 if nobody measured it.
-        paging_byte_s: seconds that the system takes to give memory for a byte of a page that is there again, where a
-            processor computes in the host's memory; 0 elsewhere, or if nobody measured it.
+        paging_byte_s: seconds that the system takes to give memory for a byte of a page that was fetched or recomputed,
+            where a processor computes in the host's memory; 0 elsewhere, or if nobody measured it.
     """
 
     accelerator: str
@@ -64,12 +64,12 @@ class Calibration:
 
 
 def config_dir() -> Path:
-    """Where the user's own machines and calibrations are kept."""
+    """The folder of the user's own machines and calibrations."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "torch-lms"
 
 
 def calibration_for(accelerator: Accelerator) -> Calibration:
-    """The user's own for that processor, else the one that is shipped, else the default one.
+    """The user's own calibration for that processor, else the one that is shipped, else the default one.
 
     Raises:
         UsageError: there is a file, but it cannot be read.
@@ -78,17 +78,17 @@ def calibration_for(accelerator: Accelerator) -> Calibration:
     own = config_dir() / _FOLDER / name
     if own.is_file():
         return _read(own.read_text(encoding="utf-8"), str(own))
-    shipped = resources.files(_SHIPPED)
-    found = shipped / name
-    text = (found if found.is_file() else shipped / "default.toml").read_text(encoding="utf-8")
-    return _read(text, found.name)
+    shipped = resources.files(_SHIPPED) / name
+    if not shipped.is_file():
+        shipped = resources.files(_SHIPPED) / "default.toml"
+    return _read(shipped.read_text(encoding="utf-8"), shipped.name)
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Write it to the user's own; the file.
+    """Write ``calibration`` to the user's own; returns the file.
 
     Raises:
-        OSError: that is not possible.
+        OSError: the file cannot be written.
     """
     path = config_dir() / _FOLDER / f"{_slug(calibration.accelerator)}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +121,14 @@ def _read(text: str, where: str) -> Calibration:
     try:
         table: dict[str, Any] = tomllib.loads(text)
         shares = {kind: Efficiency(**values) for kind, values in table["efficiencies"].items()}
-        paging = (float(table.get(name, 0.0)) for name in ("paging_op_s", "paging_byte_s"))
-        return Calibration(table["accelerator"], shares, float(table["error"]), table["source"], *paging)
+        return Calibration(
+            table["accelerator"],
+            shares,
+            float(table["error"]),
+            table["source"],
+            paging_op_s=float(table.get("paging_op_s", 0.0)),
+            paging_byte_s=float(table.get("paging_byte_s", 0.0)),
+        )
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -22,7 +22,7 @@ _NONE = "none"
 
 
 def names() -> tuple[str, ...]:
-    """The names of the catalogue, in its order."""
+    """The names of the machines of the catalogue, in its order."""
     return tuple(_catalogue()["machines"])
 
 
@@ -62,7 +62,7 @@ def _catalogue() -> dict[str, dict[str, Any]]:
 
 
 def text_of(machine: Machine) -> str:
-    """``machine`` as a file that ``load`` takes; its name is the file's."""
+    """The text of a file from which ``load`` makes ``machine``. The machine's name is the file's."""
     figures = dataclasses.asdict(machine)
     del figures["name"]
     return "\n".join(_lines(figures, "")) + "\n"
@@ -90,7 +90,7 @@ def _quoted(text: str) -> str:
 
 
 def _resolved(table: Mapping[str, Any], section: str | None) -> dict[str, Any]:
-    """``table`` over what its ``like`` names, every name of a part replaced by that part's table."""
+    """``table`` laid over what its ``like`` names, with every name of a part replaced by that part's table."""
     whole = {key: value for key, value in table.items() if key != "like"}
     if section is not None and "like" in table:
         whole = _merged(_entry(table["like"], section), whole)
@@ -103,7 +103,7 @@ def _resolved(table: Mapping[str, Any], section: str | None) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """``over`` key by key; a table that names its own base starts from that."""
+    """``base`` with the keys of ``over`` replaced. Tables are merged, but for one that names a base of its own."""
     merged = base | over
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and "like" not in value:
@@ -126,13 +126,13 @@ def _entry(name: object, section: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Values by key, and the key under which the table itself stands."""
+    """A table of a machine's file: values by key, and the key under which the table itself stands. Messages name it."""
 
     values: dict[str, Any]
     path: str
 
     def only(self, kind: type[Any]) -> None:
-        """Every key is one of ``kind``'s fields; a machine's name is that of its file."""
+        """Refuse keys that are no fields of ``kind``; a machine's name is no key, since it is that of its file."""
         known = [field.name for field in fields(kind) if (kind, field.name) != (Machine, "name")]
         for key in self.values:
             if key not in known:

@@ -50,7 +50,7 @@ class HostMemory:
 
 
 def read_host_memory(root: str | Path = "/") -> HostMemory:
-    """What the kernel says now; ``root`` is where ``proc`` and ``sys`` are found.
+    """Read what the kernel says now; ``root`` is where ``proc`` and ``sys`` are found.
 
     Raises:
         UnsupportedError: there is no Linux ``/proc`` there.
@@ -91,12 +91,12 @@ def _number(path: Path) -> int | None:
 
 
 def _kilobyte_lines(path: Path) -> dict[str, int]:
-    """``Name:   123 kB`` lines, in bytes."""
+    """The figures of lines such as ``Name:   123 kB``, in bytes."""
     return {name: int(kb) * 1024 for name, kb in re.findall(r"^(\w+):\s+(\d+) kB$", _text(path), re.MULTILINE)}
 
 
 def _rlimit(root: Path, label: str) -> int | None:
-    """The soft limit; from /proc, which, unlike ``resource``, a test can put elsewhere."""
+    """The soft limit, read from /proc: unlike ``resource``, a test can put that elsewhere."""
     match = re.search(rf"^{label}\s+(\d+)\s", _text(root / "proc/self/limits"), re.MULTILINE)
     return int(match[1]) if match else None
 
@@ -149,7 +149,7 @@ def _below(path: str, *, mounted: str) -> PurePosixPath:
 
 
 def _unescaped(path: str) -> str:
-    """mountinfo writes blanks and backslashes as octal."""
+    """A path of mountinfo, which writes blanks and backslashes as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 

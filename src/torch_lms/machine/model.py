@@ -42,7 +42,7 @@ class Accelerator:
 
     @property
     def usable_bytes(self) -> int:
-        """What tensors can have."""
+        """The bytes that tensors can have."""
         return self.memory_bytes - self.reserved_bytes
 
 
@@ -79,7 +79,7 @@ class Link:
         return self.to_device_bytes_per_s + self.to_host_bytes_per_s
 
     def limited(self, to_device_bytes_per_s: float, to_host_bytes_per_s: float, both_bytes_per_s: float) -> "Link":
-        """This link, where something on the way is no faster than that."""
+        """This link with something on its way that is no faster than these speeds."""
         to_device = min(self.to_device_bytes_per_s, to_device_bytes_per_s)
         to_host = min(self.to_host_bytes_per_s, to_host_bytes_per_s)
         both = min(self.both_bytes_per_s, both_bytes_per_s)
@@ -159,10 +159,10 @@ class Machine:
         return self.gpus // self.sockets
 
     def links(self, ranks: int) -> tuple[Link, ...]:
-        """What each of ``ranks`` has of its link while all of them copy: in one direction, or in both.
+        """What each of ``ranks`` has of its link while all of them copy, in one direction or in both.
 
-        The least of its own link, an equal share of its switch's uplink, and an equal share of its socket's memory,
-        which every byte of either direction crosses once.
+        It is the least of its own link, an equal share of its switch's uplink, and an equal share of its socket's
+        memory, which every byte of either direction crosses once.
 
         Raises:
             UsageError: the machine has fewer GPUs than ``ranks``.
@@ -197,7 +197,8 @@ class Machine:
         link = self.link.limited(memory, memory, memory)
         if self.switch is None:
             return link
-        uplink, sharing = self.switch.uplink, _together(gpu, ranks, self.switch.gpus)
+        uplink = self.switch.uplink
+        sharing = _together(gpu, ranks, self.switch.gpus)
         return link.limited(
             uplink.to_device_bytes_per_s / sharing,
             uplink.to_host_bytes_per_s / sharing,

@@ -3,11 +3,13 @@
 from torch_lms.engine import Speeds
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
+from torch_lms.planner.feasibility import Need, may_fit, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
-from torch_lms.planner.forecast import POLICIES, Forecast, Need, forecast, may_fit, within
+from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.paging import POLICIES
 from torch_lms.planner.plan import make_plan
-from torch_lms.planner.remakes import Makers
+from torch_lms.planner.recomputation import Producers
 from torch_lms.planner.walk import Choice, Rules, Walker
 
 __all__ = [
@@ -15,8 +17,8 @@ __all__ = [
     "Choice",
     "Forecast",
     "Gap",
-    "Makers",
     "Need",
+    "Producers",
     "Rules",
     "Speeds",
     "Walker",

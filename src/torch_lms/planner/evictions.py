@@ -1,4 +1,8 @@
-"""Which gaps to use, so that the limit holds: those that move least, or that take least to be made again."""
+"""Which gaps to use, so that the limit holds: those that move least, or that take least time to recompute.
+
+The constants below set how the search by chance goes on, and for how long. How they were chosen is not recorded. How
+good the result is, docs/planning.md says ("How good plans are"), and tests/pure/test_planner_evictions.py asserts it.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,55 +10,69 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_lms.planner.gaps import Gap, gaps_of
-from torch_lms.planner.room import Room
+from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
-_LEAST_ROUNDS, _MOST_ROUNDS, _GAPS_IN_ALL = 40, 200, 50_000
-"""Small steps can afford more rounds: a plan must take less time than a step."""
+_LEAST_ROUNDS = 40
+_MOST_ROUNDS = 200
+_GAPS_IN_ALL = 50_000
+"""Rounds times gaps, about. A round takes longer the more gaps there are, so small steps can afford more rounds."""
 
 _SHARES = (0.02, 0.05, 0.1, 0.2)
+"""How much of the choice a round may undo; one of these, by chance."""
+
 _THRIFTS = (0.5, 1.0, 2.0)
+"""The thrifts of a round (see ``_Choice.fill``); one of these, by chance."""
+
 _AS_GOOD_AS_FREE = 1000.0
+"""How much more a gap is worth whose content has been paid for than one that is to be paid for."""
+
 _LEAST_S = 1e-9
-"""Of an operation: clocks may have seen nothing."""
+"""What a recomputation costs at least: clocks may have seen no time, and bytes are divided by costs."""
 
 
 def choose(trace: Trace, limit: int) -> list[Gap]:
-    """Gaps of ``trace`` in which to have their pages away, so that ``limit`` holds, as well as can be.
+    """Gaps of ``trace`` in which to have their pages away, so that ``limit`` holds as far as it can.
 
-    Where most is over the limit, the page is taken whose absence helps at most operations for its bytes; then those
-    that turn out to be needless come back, the dearest first. Then, some rounds long, a part of the choice is undone,
-    made again with other weights, and kept if it is cheaper. Deterministic.
+    Where most is over the limit, the page is taken whose absence helps most operations for its bytes. Then those that
+    turned out to be needless are given back, the dearest first. After that, in each of some rounds, a part of the
+    choice is undone and chosen anew with other weights; the result is kept if it is no dearer. Deterministic.
 
     Args:
         trace: the step.
         limit: bytes that its pages may occupy on the device.
     """
     gaps = gaps_of(trace)
-    choice = _Choice(Room(trace, limit), gaps, [gap.nbytes for gap in gaps], [gap.version for gap in gaps])
+    choice = _Choice(Headroom(trace, limit), gaps, [gap.nbytes for gap in gaps], [gap.version for gap in gaps])
+    choice.fill(np.ones(len(gaps)))
+    best = choice.chosen.copy()
+    best_price = choice.price
+    if not best.any():
+        return []
     dice = np.random.default_rng(0)
-    choice.fill(np.ones(len(choice.gaps)))
-    best, best_price = choice.chosen.copy(), choice.price
-    rounds = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // max(1, len(choice.gaps))))
-    for _ in range(rounds if best.any() else 0):
+    for _ in range(min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // len(gaps)))):
         taken = np.flatnonzero(choice.chosen)
-        by_size = dice.random() < 0.5  # many small pages cannot be tried as often as a few large ones are worth it
-        order = dice.uniform(0.5, 1.5, len(taken)) * (choice.costs[taken] if by_size else 1)
-        choice.give_back(taken[np.argsort(-order)[: max(1, int(dice.choice(_SHARES) * len(taken)))]])
-        choice.fill(dice.uniform(0.6, 1.4, len(choice.gaps)), thrift=dice.choice(_THRIFTS))
+        prefers_dear = dice.random() < 0.5  # many small pages cannot be tried as often as a few large ones are worth it
+        order = dice.uniform(0.5, 1.5, len(taken))
+        if prefers_dear:
+            order = order * choice.costs[taken]
+        count = max(1, int(dice.choice(_SHARES) * len(taken)))
+        choice.give_back(taken[np.argsort(-order)[:count]])
+        choice.fill(dice.uniform(0.6, 1.4, len(gaps)), thrift=dice.choice(_THRIFTS))
         if choice.price <= best_price:
-            best, best_price = choice.chosen.copy(), choice.price
+            best = choice.chosen.copy()
+            best_price = choice.price
         else:
             choice.become(best)
-    return [choice.gaps[number] for number in np.flatnonzero(best)]
+    return [gaps[number] for number in np.flatnonzero(best)]
 
 
-def choose_dropped(room: Room, seconds: Mapping[Gap, float]) -> list[Gap]:
-    """Gaps in which to have their pages dropped, so that the limit holds, and little time goes into making them again.
+def choose_dropped(room: Headroom, seconds: Mapping[Gap, float]) -> list[Gap]:
+    """Gaps in which to have their pages dropped, so that the limit holds, and recomputing them takes little time.
 
     Args:
-        room: under the limit, without what moves; what is chosen is taken from it.
-        seconds: for each gap to choose from, what it takes to make its page again.
+        room: the headroom without the pages that move; what is chosen is taken from it.
+        seconds: for each gap to choose from, the time to recompute its page.
     """
     costs = [max(cost_s, _LEAST_S) for cost_s in seconds.values()]
     choice = _Choice(room, list(seconds), costs, range(len(seconds)))
@@ -63,38 +81,44 @@ def choose_dropped(room: Room, seconds: Mapping[Gap, float]) -> list[Gap]:
 
 
 def moved_out(chosen: list[Gap]) -> int:
-    """Bytes that are copied out in each step."""
+    """Bytes that are copied from the device in each step."""
     return sum({gap.version: gap.nbytes for gap in chosen if not gap.is_copied}.values())
 
 
 class _Choice:
-    """Gaps by their index in ``gaps``, some of them chosen.
+    """A choice among gaps, which are known by their index in ``gaps``.
 
     Args:
-        room: under the limit; what is chosen is taken from it.
+        room: the headroom; what is chosen is taken from it.
         gaps: to choose from.
-        costs: of each.
-        contents: gaps of one content pay once; nothing if it is copied already.
+        costs: of each gap.
+        contents: for each gap, a number of what its page holds. Gaps of one content pay once, and nothing if it has
+            been copied in an earlier step.
 
     Attributes:
+        gaps: to choose from.
+        costs: of each gap.
         chosen: for each gap, whether its page is away.
     """
 
-    def __init__(self, room: Room, gaps: list[Gap], costs: Sequence[float], contents: Sequence[int]) -> None:
-        self.gaps, self.costs = gaps, np.array(costs, dtype=np.float64)
+    def __init__(self, room: Headroom, gaps: list[Gap], costs: Sequence[float], contents: Sequence[int]) -> None:
+        self.gaps = gaps
+        self.costs = np.array(costs, dtype=np.float64)
         self.chosen = np.zeros(len(gaps), dtype=bool)
         self._room = room
         self._nbytes = np.array([gap.nbytes for gap in gaps], dtype=np.int64)
         self._is_copied = np.array([gap.is_copied for gap in gaps], dtype=bool)
         numbers = {content: n for n, content in enumerate(dict.fromkeys(contents))}
         self._content = np.array([numbers[content] for content in contents], dtype=np.int64)
-        self._paid = np.zeros(len(numbers), dtype=np.int64)
-        spans = [(*gap.spans, (1, 0))[:2] for gap in gaps]  # (1, 0): none
-        self._first, self._last = (np.array(spans, dtype=np.int64).reshape(-1, 2, 2)[:, :, side] for side in (0, 1))
+        self._paid = np.zeros(len(numbers), dtype=np.int64)  # for each content, how many of its gaps are chosen
+        # Every gap has two spans here, so that they fit an array; (1, 0) stands for none.
+        spans = np.array([(*gap.spans, (1, 0))[:2] for gap in gaps], dtype=np.int64).reshape(-1, 2, 2)
+        self._first = spans[:, :, 0]
+        self._last = spans[:, :, 1]
 
     @property
     def price(self) -> float:
-        """What the choice costs."""
+        """What the choice costs. Each content is paid for once."""
         paid = np.flatnonzero(self.chosen & ~self._is_copied)
         _, first = np.unique(self._content[paid], return_index=True)
         return float(self.costs[paid][first].sum())
@@ -114,7 +138,7 @@ class _Choice:
             self._room.give_back(self.gaps[number])
 
     def become(self, chosen: npt.NDArray[np.bool_]) -> None:
-        """Choose exactly these."""
+        """Choose exactly the gaps that are ``chosen`` there."""
         self.give_back(np.flatnonzero(self.chosen & ~chosen))
         self.take(np.flatnonzero(chosen & ~self.chosen))
 
@@ -122,7 +146,7 @@ class _Choice:
         """Choose more until the limit holds, then fewer until each is needed.
 
         Args:
-            weights: of each gap; the dearer ones are preferred.
+            weights: of each gap, by which its merit is multiplied.
             thrift: how much it counts against a page that it is larger than need be.
         """
         while (worst := self._room.worst) is not None:
@@ -139,12 +163,14 @@ class _Choice:
                 self.give_back((number,))
 
     def _merit(self, excess: int, thrift: float) -> npt.NDArray[np.float64]:
-        """For each gap: operations over the limit that it would bring down, times bytes by cost; less for those larger
-        than ``excess``. Once a content is paid for, the other gaps of it are free.
+        """How good a choice each gap would be: the operations over the limit that it helps, times bytes, divided by
+        cost. It is less for pages larger than ``excess``. Once a content is paid for, the other gaps of it are free.
         """
         over = self._room.operations_over
         helped = (over[self._last + 1] - over[self._first]).clip(0).sum(axis=1).astype(np.float64)
-        of_content = np.bincount(self._content, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._paid))
+        helped_by_content = np.bincount(
+            self._content, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._paid)
+        )
         is_free = self._is_copied | (self._paid[self._content] > 0)
-        total = np.where(is_free, _AS_GOOD_AS_FREE * helped, of_content[self._content])
+        total = np.where(is_free, _AS_GOOD_AS_FREE * helped, helped_by_content[self._content])
         return np.asarray(total * self._nbytes / self.costs * np.minimum(1.0, excess / self._nbytes) ** thrift)

@@ -1,63 +1,77 @@
-"""When pages start to come back: as late as they arrive in time, or earlier if the link is busy then."""
+"""When fetches start: as late as pages arrive in time, or earlier if the link is busy then."""
 
 from collections.abc import Iterable
 from itertools import accumulate
+from math import inf
 
 from torch_lms.planner.gaps import Gap
-from torch_lms.planner.room import Room
+from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
 
-def schedule(trace: Trace, chosen: Iterable[Gap], room: Room, bytes_per_s: float) -> list[list[int]]:
-    """For each operation the pages that may start to come back when it begins, the first needed first.
+def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: float) -> list[list[int]]:
+    """For each operation, the pages whose fetches may start when it begins, the first needed first.
 
-    The fetch needed last is placed first, each before those placed already: one link, first come, first served. As
-    steps follow each other, "last" is before the longest rest. Where the room does not last until the page is needed,
-    it starts later.
+    There is one link, first come, first served. The fetch needed last is placed first, and each of the others before
+    those placed already. As steps follow each other, "last" means before the longest rest. Where the room does not last
+    until the page is needed, its fetch starts later.
 
     Args:
         trace: the step.
-        chosen: when pages are away. Those not needed again, or needed by the operation right after, do not come early.
-        room: under the limit with ``chosen`` taken; the fetches are taken from it.
-        bytes_per_s: of the link, as far as it can be relied on: a page that comes too early takes room that the plan
+        chosen: when pages are away. Those not needed again, or needed by the operation right after, are not fetched
+            early.
+        room: the headroom with ``chosen`` taken; the fetches are taken from it.
+        bytes_per_s: of the link, as far as it can be relied on. A page that comes too early takes room that the plan
             knows to be free; one that comes too late is waited for.
     """
     ops = len(trace.ops)
     starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
-    comes: list[list[tuple[int, int]]] = [[] for _ in trace.ops]
-    back = [gap for gap in chosen if gap.before >= 0]
-    first = _after_longest_rest(sorted({gap.before for gap in back}), starts)
-    free_at = float("inf")
-    for gap in sorted(back, key=lambda gap: _from(gap.before, first, ops), reverse=True):
-        needed = _from(gap.before, first, ops)
-        began = needed - ((gap.before - gap.after - 1) % ops + 1)
-        start_at = min(_start(starts, needed), free_at) - gap.nbytes / bytes_per_s
+    fetched = [gap for gap in chosen if gap.before >= 0]
+    first = _after_longest_rest(sorted({gap.before for gap in fetched}), starts)
+    fetches: list[list[tuple[int, int]]] = [[] for _ in trace.ops]  # when each page is needed, and its number
+    link_free_until_s = inf
+    for gap in sorted(fetched, key=lambda gap: _unrolled(gap.before, first, ops), reverse=True):
+        needed = _unrolled(gap.before, first, ops)
+        evicted = needed - ((gap.before - gap.after - 1) % ops + 1)
+        start_at_s = min(_start_s(starts, needed), link_free_until_s) - gap.nbytes / bytes_per_s
         position = needed
-        while position - 1 > began and _start(starts, position) > start_at:
+        while position - 1 > evicted and _start_s(starts, position) > start_at_s:
             if not room.has(position - 1, gap.nbytes):
                 break
             position -= 1
             room.add(position, gap.nbytes)
-        free_at = min(free_at, max(start_at, _start(starts, position)))
-        if position < needed:
-            is_heir = position - began + gap.after >= ops  # it comes in the step after that in which it left
-            comes[position % ops].append((needed, trace.pages[gap.page].becomes if is_heir else gap.page))
-    return [[number for _, number in sorted(pages)] for pages in comes]
+        link_free_until_s = min(link_free_until_s, max(start_at_s, _start_s(starts, position)))
+        if position == needed:
+            continue  # it is fetched by whoever needs it
+        page = gap.page
+        is_in_next_step = position - evicted + gap.after >= ops
+        if is_in_next_step:
+            page = trace.pages[gap.page].becomes
+        fetches[position % ops].append((needed, page))
+    return [[page for _, page in sorted(pages)] for pages in fetches]
 
 
 def _after_longest_rest(needed: list[int], starts: list[float]) -> int:
-    """Of operations that need pages, the one that follows the longest time in which none does; steps repeat."""
-    since = [starts[needed[-1]] - starts[-1], *(starts[position] for position in needed)] if needed else []
-    rests = ((starts[position] - before_s, position) for before_s, position in zip(since, needed, strict=False))
-    return max(rests, default=(0.0, 0))[1]
+    """Of the operations ``needed``, which need pages, the one before which no other does for the longest time. Steps
+    repeat, so the first of them comes after the last one of the step before.
+    """
+    if not needed:
+        return 0
+    longest = (0.0, 0)
+    before_s = starts[needed[-1]] - starts[-1]
+    for position in needed:
+        rest_s = starts[position] - before_s
+        longest = max(longest, (rest_s, position))
+        before_s = starts[position]
+    return longest[1]
 
 
-def _from(position: int, first: int, ops: int) -> int:
-    """``position``, or the same one of the next step: not before ``first``."""
+def _unrolled(position: int, first: int, ops: int) -> int:
+    """``position``, or that of the same operation in the next step if it is before ``first``."""
     return position if position >= first else position + ops
 
 
-def _start(starts: list[float], position: int) -> float:
-    """Of an operation, of the steps before and after, too."""
+def _start_s(starts: list[float], position: int) -> float:
+    """When the operation at ``position`` begins; it may be one of a step before or after."""
     step, position = divmod(position, len(starts) - 1)
     return starts[position] + step * starts[-1]

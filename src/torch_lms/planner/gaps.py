@@ -10,7 +10,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A time between two uses of a page, in which it may be away.
+    """The time between two uses of a page, in which it may be away.
 
     Attributes:
         page: its number in the trace.
@@ -18,8 +18,9 @@ class Gap:
         before: the operation that needs the page next, of the following step if the gap wraps; -1 if nobody will.
         spans: the operations during which it may be away, first and last; two if the gap wraps around the step's end.
         nbytes: size of the page.
-        version: content that it has meanwhile. Gaps of one version share one copy.
-        is_copied: whether that content has a lower copy from an earlier step: nothing in the step ever changes it.
+        version: a number for the content that it has meanwhile. Gaps of one version share one copy.
+        is_copied: whether a lower tier has a copy of that content from an earlier step, since nothing in the step
+            changes it.
     """
 
     page: int
@@ -32,7 +33,7 @@ class Gap:
 
 
 def gaps_of(trace: Trace) -> list[Gap]:
-    """All gaps of all pages that may leave, in order of page and time. A step is taken to follow its like."""
+    """All gaps of all pages that may leave, in order of page and time. A step is assumed to follow one of its kind."""
     return [gap for page in range(len(trace.pages)) for gap in _gaps_of_page(trace, page)]
 
 
@@ -44,44 +45,54 @@ def written(trace: Trace, gap: Gap) -> int:
 
 
 def _gaps_of_page(trace: Trace, number: int) -> list[Gap]:
-    page, uses = trace.pages[number], trace.uses[number]
+    page = trace.pages[number]
+    uses = trace.uses[number]
     if page.unpageable:
         return []
     end = len(trace.ops)
-    heir = page.becomes if page.dead == end else -1
+    successor = page.becomes if page.dead == end else -1
     if not uses:
-        if page.born < 0 and heir == number:  # it left long ago
+        if page.born < 0 and successor == number:  # no step uses it: it left long ago
             return [Gap(number, -1, -1, _spans((0, end - 1)), page.nbytes, _version(number, 0, end), True)]
-        return []  # a rest of the step before: its gap began there
-    found = []
+        return []  # its gap began in the step before, and is one of its predecessor's
+
     writes = [use for use in uses if use == page.born or number in trace.ops[use].writes]
-    is_constant = heir == number and not writes
-    last_write = -1 if page.born >= 0 or not writes else writes[-1]  # cyclic: that of the step before
+    is_constant = successor == number and not writes
+    last_write = -1
+    if page.born < 0 and writes:
+        last_write = writes[-1]  # steps repeat: that of the step before
+    found = []
     for use, following in pairwise(uses):
-        last_write = use if use in writes else last_write
+        if use in writes:
+            last_write = use
         spans = _spans((use + 1, following - 1))
         if spans:
             version = _version(number, last_write + 1, end)
             found.append(Gap(number, use, following, spans, page.nbytes, version, is_constant))
-    last_write = uses[-1] if uses[-1] in writes else last_write
-    version = _version(number, last_write + 1, end)
+
+    if uses[-1] in writes:
+        last_write = uses[-1]
+    before = -1
     if page.dead < end:
-        spans, before = _spans((uses[-1] + 1, page.dead)), -1
-    elif heir < 0:
-        spans, before = _spans((uses[-1] + 1, end - 1)), -1
+        spans = _spans((uses[-1] + 1, page.dead))
+    elif successor < 0:
+        spans = _spans((uses[-1] + 1, end - 1))
+    elif trace.uses[successor]:
+        before = trace.uses[successor][0]
+        spans = _spans((uses[-1] + 1, end - 1), (0, before - 1))
     else:
-        again = trace.uses[heir]
-        spans = _spans((uses[-1] + 1, end - 1), (0, again[0] - 1 if again else min(trace.pages[heir].dead, end - 1)))
-        before = again[0] if again else -1
+        spans = _spans((uses[-1] + 1, end - 1), (0, min(trace.pages[successor].dead, end - 1)))
     if spans:
+        version = _version(number, last_write + 1, end)
         found.append(Gap(number, uses[-1], before, spans, page.nbytes, version, is_constant))
     return found
 
 
 def _spans(*given: Span) -> tuple[Span, ...]:
+    """Those of the spans that are not empty."""
     return tuple(span for span in given if span[0] <= span[1])
 
 
 def _version(page: int, write: int, ops: int) -> int:
-    """A number for what ``page`` holds after its ``write``-th operation."""
+    """A number for what ``page`` holds after the operation ``write - 1`` wrote it; 0: before any operation did."""
     return page * (ops + 2) + write

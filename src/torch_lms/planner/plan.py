@@ -11,7 +11,7 @@ from torch_lms.engine import Speeds
 from torch_lms.planner.evictions import choose, choose_dropped, moved_out
 from torch_lms.planner.fetches import schedule
 from torch_lms.planner.gaps import Gap
-from torch_lms.planner.room import Room
+from torch_lms.planner.headroom import Headroom
 from torch_lms.planner.walk import Choice, Rules, Walker
 from torch_lms.policy import Plan, Planned
 from torch_lms.residency import PageId, Tier
@@ -19,39 +19,64 @@ from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
 from torch_lms.trace import Trace
 
 _WALKS = (
-    *(Rules(price) for price in (0.1, 0.03, 0.2)),
-    *(Rules(price, focus=4.0) for price in (0.001, 0.02)),
+    Rules(0.1),
+    Rules(0.03),
+    Rules(0.2),
+    Rules(0.001, focus=4.0),
+    Rules(0.02, focus=4.0),
     Rules(0.01, counts_inputs=True, focus=4.0),
     Rules(0.1, focus=1.0),
     Rules(0.1, is_punctual=False, focus=1.0),
-    *(Rules(0.2, is_punctual=False, counts_inputs=counts) for counts in (False, True)),
+    Rules(0.2, is_punctual=False),
+    Rules(0.2, is_punctual=False, counts_inputs=True),
     Rules(0.4, is_punctual=False),
 )
-"""No rules are best for all steps and machines."""
+"""The walks that are always made: no rules are best for all steps and machines.
+
+They go back to the prototype of a study, which made 28 walks: seven prices from 0.001 to 2.5, each with and without
+``is_punctual`` and ``counts_inputs``. Eight of these came first; they were revised when ``focus`` was added, and two
+were added for limits near the working set (W) of the largest operation. How each price was chosen is not recorded. What
+plans reach with these walks, beside the prototype and beside a lower bound, benchmarks/simulated.py measures on six
+workloads and on machines of the catalogue ("What recomputation saves" in docs/planning.md).
+"""
 
 _DERATED = 0.85
-"""What the link can be relied on to reach: a plan that expects too much of it stalls, one that expects less loses
-little."""
+"""Share of the link's measured speed that plans rely on: a plan that expects too much of the link stalls, one that
+expects less loses little.
+
+From the simulations of that study: where the link reached 0.7 of the speed planned for, overheads rose by 3 to 32
+points; planning for 0.85 of the speed cost 0.4 points at most, and for 0.7 up to 6. docs/planning.md says what the
+reserve costs this planner over NVLink ("What recomputation saves").
+"""
 
 _HIDDEN_COST = 0.01
-"""Of a second of the link, even where nobody waits for it: the disk wears, and the next step may not be like this."""
+"""Cost of a second of the link even where nobody waits for it: the disk wears, and the next step may differ. It decides
+between plans that take the same time. How it was chosen is not recorded."""
 
 _MOST_TRAFFIC = 1.03
-"""A walk that makes nothing again is taken if it moves no more than so many times the least."""
+"""A walk that recomputes nothing is taken only if it moves at most so many times the least.
+
+With 1.1, the plan for one network moved 1.14 times the floor; tests/cpu/test_planned.py asserts 1.1 times at most.
+"""
 
 _ENOUGH = 1.02
-"""Times the step without a limit: a plan that takes no longer need not be bettered."""
+"""Times the step without a limit: a plan that takes no longer is not improved any more."""
 
 _MOST_ANCHORS_TRIED = 12
+"""Anchors that are tried beside one plan, those first that take longest to recompute."""
+
 _MOST_VARIANTS = 40
+"""Walks beside ``_WALKS``, at most."""
+
 _MOST_WALKED = 16_000
-"""Operations, by all variants together: long steps are not planned for minutes."""
+"""Operations in all these walks together, at most: long steps are not planned for minutes. How this and the two above
+were chosen is not recorded; what planning takes with them, docs/planning.md says."""
 
 
 def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
-    """For steps like ``trace`` under ``limit``. What the trace calls repeatable may be made again.
+    """A plan for steps like ``trace`` under ``limit``. What repeatable operations produced may be recomputed.
 
-    Of several candidates, the one that takes least time where they are simulated.
+    Of several candidates, the one is taken with which a simulated step takes least time.
 
     Args:
         trace: one such step.
@@ -59,26 +84,38 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         ids: numbers of the pages that were alive at its end, by their id.
         speeds: of the link.
     """
-    search = _Search(trace, limit, ids, speeds._replace(out=speeds.out * _DERATED, back=speeds.back * _DERATED))
-    if search.best.choice.moved:
-        for rules in (*_WALKS, *_shared_walks(speeds.lost)):
-            search.walk(rules)
-        enough_s = _ENOUGH * trace.seconds
-        for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
-            variant = next((rules for rules in search.variants() if rules not in search.tried), None)
-            if variant is None or search.best.seconds <= enough_s:
-                break
-            search.walk(variant)
+    reliable = speeds._replace(out=speeds.out * _DERATED, back=speeds.back * _DERATED)
+    search = _Search(trace, limit, ids, reliable)
+    if not search.best.choice.moved:
+        return search.best.plan
+    for rules in (*_WALKS, *_shared_walks(speeds.lost)):
+        search.walk(rules)
+    enough_s = _ENOUGH * trace.seconds
+    for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
+        variant = next((rules for rules in search.variants() if rules not in search.tried), None)
+        if variant is None or search.best.seconds <= enough_s:
+            break
+        search.walk(variant)
     return search.best.plan
 
 
 def _shared_walks(lost: float) -> list[Rules]:
-    """Where a second of the link costs so much by itself."""
-    return [Rules(lost), Rules(lost, is_punctual=False), Rules(lost, counts_inputs=True)] if lost else []
+    """Walks for programs whose cores also make the copies: there a second of the link costs ``lost`` by itself."""
+    if not lost:
+        return []
+    return [Rules(lost), Rules(lost, is_punctual=False), Rules(lost, counts_inputs=True)]
 
 
 class _Candidate(NamedTuple):
-    """A plan, how long a step takes with it and by how many bytes it exceeds what it may, and how it came about."""
+    """A plan, and what a simulated step with it takes.
+
+    Attributes:
+        seconds: of the step, and ``_HIDDEN_COST`` of its copies.
+        excess: bytes beyond what the step may hold.
+        plan: the plan.
+        choice: what it was made from.
+        rules: of the walk that made the choice; None if it is the choice that moves least.
+    """
 
     seconds: float
     excess: float
@@ -88,7 +125,7 @@ class _Candidate(NamedTuple):
 
 
 class _Search:
-    """Among plans; it begins with that which moves least.
+    """A search among plans. It begins with the one that moves least.
 
     Attributes:
         best: so far.
@@ -96,15 +133,21 @@ class _Search:
     """
 
     def __init__(self, trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> None:
-        self._trace, self._limit, self._speeds = trace, limit, speeds
+        self._trace = trace
+        self._limit = limit
+        self._speeds = speeds
         self._stock_s = trace.seconds
         self._known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
         self.tried: set[Rules] = set()
+
+        self._most_held = inf
+        if limit < trace.working_set_bytes:
+            # Nobody can stay below that. Above it, though, recomputing may exceed the limit for nothing.
+            workspace = max((op.work.workspace_bytes for op in trace.ops if op.work is not None), default=0)
+            self._most_held = trace.working_set_bytes + workspace
+
         thrifty = choose(trace, limit)
         self._most_bytes = _MOST_TRAFFIC * moved_out(thrifty)
-        workspace = max((op.work.workspace_bytes for op in trace.ops if op.work is not None), default=0)
-        least = trace.working_set_bytes  # below it nobody can stay; above it, making again may exceed the limit
-        self._most_held = least + workspace if limit < least else inf
         self.best = self._candidate(Choice(thrifty, []), None)
 
     @cached_property
@@ -112,44 +155,50 @@ class _Search:
         return Walker(self._trace, self._limit, self._speeds)
 
     def walk(self, rules: Rules) -> None:
-        """Try a walk by ``rules``; and what it moves with other pages dropped, since a walk cannot look back."""
+        """Try a walk by ``rules``, and what it moves with other pages dropped, since a walk cannot look back."""
         self.tried.add(rules)
         choice = self._walker.walk(rules)
         self._try(choice, rules)
         if choice.dropped:
             self._try(self._dropped_beside(choice.moved, rules.anchors), rules)
 
-    def _try(self, choice: Choice, rules: Rules | None) -> None:
-        made_s = sum(self._walker.seconds(remade) for _, remade in choice.dropped)
-        if not self.best.excess and self._stock_s + made_s >= self.best.seconds:
+    def _try(self, choice: Choice, rules: Rules) -> None:
+        recompute_s = sum(self._walker.seconds(recomputation) for _, recomputation in choice.dropped)
+        if not self.best.excess and self._stock_s + recompute_s >= self.best.seconds:
+            return  # it cannot be better, even if nothing else took time
+        if not choice.dropped and moved_out(choice.moved) > self._most_bytes:
             return
-        if choice.dropped or moved_out(choice.moved) <= self._most_bytes:
-            found = self._candidate(choice, rules)
-            self.best = min(self.best, found, key=lambda one: (one.excess, one.seconds))
+        found = self._candidate(choice, rules)
+        self.best = min(self.best, found, key=lambda one: (one.excess, one.seconds))
 
     def _dropped_beside(self, moved: list[Gap], anchors: Set[int]) -> Choice:
-        """What takes least to be made again, if these move and ``anchors`` are not made again."""
-        room = Room(self._trace, self._limit)
+        """The pages that take least time to recompute, if the pages of ``moved`` move and ``anchors`` are never
+        recomputed.
+        """
+        room = Headroom(self._trace, self._limit)
         for gap in moved:
             room.take(gap)
         begun = {(gap.page, gap.after) for gap in moved}
-        programs = {
-            gap: program
-            for gap, program in self._walker.programs.items()
+        recomputations = {
+            gap: recomputation
+            for gap, recomputation in self._walker.recomputations.items()
             if gap.page not in anchors and (gap.page, gap.after) not in begun
         }
-        chosen = choose_dropped(room, {gap: self._walker.seconds(program) for gap, program in programs.items()})
-        return Choice(moved, [(gap, programs[gap]) for gap in chosen])
+        seconds = {gap: self._walker.seconds(recomputation) for gap, recomputation in recomputations.items()}
+        return Choice(moved, [(gap, recomputations[gap]) for gap in choose_dropped(room, seconds)])
 
     def variants(self) -> Iterator[Rules]:
-        """Rules like those of the best, if it makes pages again: an anchor more (of what takes long); other prices."""
+        """Rules like those of the best plan, if it recomputes pages: one anchor more, of those that take long; and half
+        and twice the price.
+        """
         rules = self.best.rules
         if rules is None or not self.best.choice.dropped:
             return
         seconds: defaultdict[int, float] = defaultdict(float)
-        for _, remade in self.best.choice.dropped:
-            seconds[remade.page] += self._walker.seconds(remade)
-        for page in sorted(seconds, key=seconds.__getitem__, reverse=True)[:_MOST_ANCHORS_TRIED]:
+        for _, recomputation in self.best.choice.dropped:
+            seconds[recomputation.page] += self._walker.seconds(recomputation)
+        longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
+        for page in longest_first[:_MOST_ANCHORS_TRIED]:
             yield rules._replace(anchors=rules.anchors | {page})
         for factor in (0.5, 2.0):
             yield rules._replace(price=rules.price * factor)
@@ -163,28 +212,38 @@ class _Search:
 
 
 def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int], speeds: Speeds) -> Plan:
-    leaves: list[list[int]] = [[] for _ in trace.ops]
-    away = set()
-    room = Room(trace, limit)
+    """The plan for ``choice``, with its fetches placed."""
+    evicted: list[list[int]] = [[] for _ in trace.ops]
+    away = set()  # when the step begins
+    room = Headroom(trace, limit)
     for gap in choice.moved:
         room.take(gap)
         if gap.after < 0:
             away.add(gap.page)
-        else:
-            leaves[gap.after].append(gap.page)
-            if gap.spans[-1][0] == 0 and trace.pages[gap.page].becomes >= 0:
-                away.add(trace.pages[gap.page].becomes)
-    for gap, remade in choice.dropped:
+            continue
+        evicted[gap.after].append(gap.page)
+        successor = trace.pages[gap.page].becomes
+        wraps = gap.spans[-1][0] == 0
+        if wraps and successor >= 0:
+            away.add(successor)
+    for gap, recomputation in choice.dropped:
         room.take(gap)
-        if remade.before >= 0:
-            room.fill((remade.before, remade.before), remade.extra_bytes)
-    comes = schedule(trace, choice.moved, room, speeds.back)
-    all_remade = tuple(remade for _, remade in choice.dropped)
-    return Plan(trace, limit, tuple(map(tuple, leaves)), tuple(map(tuple, comes)), frozenset(away), known, all_remade)
+        if recomputation.before >= 0:
+            room.fill((recomputation.before, recomputation.before), recomputation.extra_bytes)
+    fetched = schedule(trace, choice.moved, room, speeds.back)
+    return Plan(
+        trace,
+        limit,
+        evicts=tuple(tuple(pages) for pages in evicted),
+        fetches=tuple(tuple(pages) for pages in fetched),
+        away=frozenset(away),
+        known=known,
+        recomputations=tuple(recomputation for _, recomputation in choice.dropped),
+    )
 
 
 def _simulated(plan: Plan, speeds: Speeds) -> SimulatedStep:
-    """A step, the second, on a machine with nothing but the link."""
+    """The second of two steps on a machine with nothing but the link: the first begins with nothing away."""
     links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back, lost=speeds.lost)
     simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 62}, links, Planned(), replace(plan, known={}))
     simulator.step()

@@ -1,4 +1,4 @@
-"""One walk over the operations: whenever room is short, the page leaves that is cheapest to be without."""
+"""One walk over the operations of a step: where room is short, the page goes that is cheapest to be without."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -8,31 +8,37 @@ from math import inf
 from typing import NamedTuple
 
 from torch_lms.engine import Speeds
-from torch_lms.planner.gaps import Gap, gaps_of
-from torch_lms.planner.remakes import Makers
+from torch_lms.planner.gaps import Gap, Span, gaps_of
+from torch_lms.planner.recomputation import Producers
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace, demand_curve
 
 _LEAST_S = 1e-9
-"""Between an operation and the next."""
+"""Seconds that a page is away, at least: clocks may have seen none between two operations, and costs are divided by
+them."""
 
 
 class Choice(NamedTuple):
-    """When pages are away: moved, or dropped and made again."""
+    """Which pages are away when.
+
+    Attributes:
+        moved: gaps in which the page is evicted, and fetched when it is needed.
+        dropped: gaps in which the page is dropped, and how it is recomputed.
+    """
 
     moved: list[Gap]
     dropped: list[tuple[Gap, Recomputation]]
 
 
 class Rules(NamedTuple):
-    """What it costs to be without a page.
+    """What counts as a cost of being without a page.
 
     Attributes:
-        price: of a second of the link, in seconds of computing. The higher, the more is made again.
-        is_punctual: whether it counts that a copy would not be done in time.
-        counts_inputs: whether it counts that what a page is made from may have left by then.
-        anchors: pages that are not made again, whatever it costs: what others are made from may begin there.
-        focus: how much more it counts to be away where the step is most over the limit; 0 if all times count alike.
+        price: of a second of the link, in seconds of computing. The higher, the more is recomputed.
+        is_punctual: whether it counts that a copy would be late.
+        counts_inputs: whether it counts that inputs of a recomputation may be evicted themselves by then.
+        anchors: pages that are never recomputed. Recomputations of other pages may begin at them.
+        focus: how much more an absence counts where the step is most over the limit; 0 if all times count alike.
     """
 
     price: float
@@ -43,101 +49,140 @@ class Rules(NamedTuple):
 
 
 class Walker:
-    """Walks along ``trace`` under ``limit``. What holds at any price is found out once.
+    """Makes walks along ``trace`` under ``limit``. Tables that do not depend on the price are computed once.
 
     Args:
-        trace: the step, which follows its like.
+        trace: the step. It is assumed to follow a step of the same kind.
         limit: bytes that its pages may occupy; more while an operation's own pages exceed it.
         speeds: of the link.
+
+    Attributes:
+        starts: when each operation begins, and when the step ends, in seconds.
+        gaps: all gaps of the step, by page and by the operation after which they begin.
+        predecessors: for a page that lived in the step before, its number at that step's end.
+        recomputations: how to recompute the page of a gap, for the gaps where that is possible.
+        deaths: for each operation, the pages that die after it.
     """
 
     def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
-        self.trace, self.limit, self.speeds = trace, limit, speeds
+        self.trace = trace
+        self.limit = limit
+        self.speeds = speeds
         self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
-        over = [max(0, nbytes - limit) for nbytes in demand_curve(trace).nbytes]
-        most = max(1, *over)
-        self._over = [nbytes / most for nbytes in over]
-        self.before = {page.becomes: number for number, page in enumerate(trace.pages) if page.becomes >= 0}
         self.gaps = {(gap.page, gap.after): gap for gap in gaps_of(trace)}
-        makers = Makers(trace)
-        found = {gap: makers.program(gap) for gap in self.gaps.values()}
-        self.programs = {gap: program for gap, program in found.items() if program is not None}
-        self._seconds = {
-            program.ops: sum(trace.ops[op].seconds for op in program.ops) for program in self.programs.values()
-        }
+        self.predecessors = {page.becomes: number for number, page in enumerate(trace.pages) if page.becomes >= 0}
+        self._excess = _relative_excess(trace, limit)
+
+        producers = Producers(trace)
+        self.recomputations: dict[Gap, Recomputation] = {}
+        self._seconds: dict[tuple[int, ...], float] = {}
+        for gap in self.gaps.values():
+            recomputation = producers.recomputation(gap)
+            if recomputation is not None:
+                self.recomputations[gap] = recomputation
+                self._seconds[recomputation.ops] = sum(trace.ops[op].seconds for op in recomputation.ops)
+
         self.deaths: list[list[int]] = [[] for _ in trace.ops]
         for number, page in enumerate(trace.pages):
             if page.dead < len(trace.ops):
                 self.deaths[max(0, page.dead)].append(number)
 
     def walk(self, rules: Rules) -> Choice:
-        """The pages to be without, by ``rules``."""
+        """Choose the pages to be without, by ``rules``."""
         walk = _Walk(self, rules)
         walk.step()
-        walk.step()
+        walk.step()  # the first began with every page on the device, as no later step does
         return walk.choice()
 
     def worths(self, focus: float) -> list[float]:
-        """Of having a page away until each operation: seconds, weighed by what the step is over the limit."""
-        weighed = (op.seconds * share**focus for op, share in zip(self.trace.ops, self._over, strict=True))
+        """The worth of having a page away from the start of the step until each operation: seconds, weighed by how far
+        the step is over the limit.
+        """
+        weighed = (op.seconds * excess**focus for op, excess in zip(self.trace.ops, self._excess, strict=True))
         return list(accumulate(weighed, initial=0.0))
 
-    def seconds(self, program: Recomputation) -> float:
-        """That it takes to run."""
-        return self._seconds[program.ops]
+    def seconds(self, recomputation: Recomputation) -> float:
+        """How long ``recomputation`` takes."""
+        return self._seconds[recomputation.ops]
+
+
+def _relative_excess(trace: Trace, limit: int) -> list[float]:
+    """How far each operation is over ``limit`` if nothing leaves, as a share of the worst."""
+    over = [max(0, nbytes - limit) for nbytes in demand_curve(trace).nbytes]
+    worst = max(1, *over)
+    return [nbytes / worst for nbytes in over]
 
 
 @dataclass(slots=True)
 class _Absence:
-    """A page is not on the device, since ``gap`` began."""
+    """A page that is off the device since ``gap`` began: dropped if it has a ``recomputation``, else evicted."""
 
     gap: Gap
-    program: Recomputation | None
+    recomputation: Recomputation | None
 
 
 class _Stay(NamedTuple):
-    """A page is on the device, and might be away.
+    """A candidate for eviction, with its costs of transfer and of recomputation.
 
     Attributes:
-        gap: from now on.
-        program: how it is made again; None if that is not possible.
-        out_s, back_s: on the link.
-        make_s: of ``program``; infinite if there is none.
+        gap: the time that it could be away, from now on.
+        recomputation: how it would be recomputed; None if that is not possible or not allowed.
+        d2h_s: seconds on the link to evict it, unless it is clean.
+        h2d_s: seconds on the link to fetch it; 0 if nobody needs it again.
+        recompute_s: seconds of ``recomputation``; infinite if there is none.
     """
 
     gap: Gap
-    program: Recomputation | None
-    out_s: float
-    back_s: float
-    make_s: float
+    recomputation: Recomputation | None
+    d2h_s: float
+    h2d_s: float
+    recompute_s: float
 
     @classmethod
-    def of(cls, gap: Gap, program: Recomputation | None, given: Walker) -> "_Stay":
-        """For a page that has no copy yet, but for constants."""
-        out_s = 0.0 if gap.is_copied else gap.nbytes / given.speeds.out
-        back_s = gap.nbytes / given.speeds.back if gap.before >= 0 else 0.0
-        return cls(gap, program, out_s, back_s, inf if program is None else given.seconds(program))
+    def of(cls, gap: Gap, recomputation: Recomputation | None, walker: Walker) -> "_Stay":
+        """The candidate for ``gap``, its costs computed by the speeds of ``walker``."""
+        d2h_s = 0.0
+        if not gap.is_copied:
+            d2h_s = gap.nbytes / walker.speeds.out
+        h2d_s = 0.0
+        if gap.before >= 0:
+            h2d_s = gap.nbytes / walker.speeds.back
+        recompute_s = inf
+        if recomputation is not None:
+            recompute_s = walker.seconds(recomputation)
+        return cls(gap, recomputation, d2h_s, h2d_s, recompute_s)
 
 
 class _Walk:
-    """Step after step."""
+    """The state of one walk: which pages are on the device at the operation that it has reached, and on a virtual
+    clock, how late the program and the link to the host are.
+    """
 
-    def __init__(self, given: Walker, rules: Rules) -> None:
-        self._given, self._trace, self._pages, self._rules = given, given.trace, given.trace.pages, rules
-        self._worths = given.worths(rules.focus)
+    def __init__(self, walker: Walker, rules: Rules) -> None:
+        self._walker = walker
+        self._trace = walker.trace
+        self._pages = walker.trace.pages
+        self._rules = rules
+        self._worths = walker.worths(rules.focus)
+
         self._resident = {number for number, page in enumerate(self._pages) if page.born < 0}
         self._held = sum(self._pages[number].nbytes for number in self._resident)
         self._away: dict[int, _Absence] = {}
         self._clean: set[int] = set()
-        self._last: dict[int, int] = {}
-        self._position, self._late_s, self._out_free_s = 0, 0.0, 0.0
+        self._last: dict[int, int] = {}  # for each page, the operation of this step that used it last
+
+        self._position = 0
+        self._late_s = 0.0  # seconds of recomputation so far in this step
+        self._d2h_free_s = 0.0  # when the link has made all copies to the host that were asked for
         self._stays: dict[tuple[int, int], _Stay | None] = {}
+
         self._moved: list[Gap] = []
         self._dropped: list[tuple[Gap, Recomputation]] = []
 
     def step(self) -> None:
-        """One more."""
-        self._moved, self._dropped = [], []
+        """Walk over all operations once. What was chosen in an earlier step is forgotten."""
+        self._moved = []
+        self._dropped = []
         for position, op in enumerate(self._trace.ops):
             self._position = position
             pinned = set(op.pages)
@@ -150,26 +195,27 @@ class _Walk:
             self._clean.difference_update(op.writes)
             for page in (*op.pages, *op.creates):
                 self._last[page] = position
-            for page in self._given.deaths[position]:
+            for page in self._walker.deaths[position]:
                 self._die(page)
-        self._end()
+        self._end_step()
 
     def choice(self) -> Choice:
-        """Of the last step."""
+        """The pages that were away in the last step, and those that still are at its end."""
         still_away = [absence.gap for absence in self._away.values()]
         found = {(gap.page, gap.after): gap for gap in (*still_away, *self._moved)}
         return Choice(list(found.values()), self._dropped)
 
-    def _end(self) -> None:
-        """Pages that live on have other numbers in the next step."""
-        for page in [page for page in (*self._resident, *self._away) if self._pages[page].becomes < 0]:
-            self._die(page)
-        heirs = {number: page.becomes for number, page in enumerate(self._pages)}
-        self._resident = {heirs[page] for page in self._resident}
-        self._away = {heirs[page]: absence for page, absence in self._away.items()}
-        self._clean = {heirs[page] for page in self._clean if heirs[page] >= 0}
+    def _end_step(self) -> None:
+        """Give the pages that live on the numbers that they have in the next step, and begin its clock at 0."""
+        for page in [*self._resident, *self._away]:
+            if self._pages[page].becomes < 0:
+                self._die(page)
+        successors = {number: page.becomes for number, page in enumerate(self._pages)}
+        self._resident = {successors[page] for page in self._resident}
+        self._away = {successors[page]: absence for page, absence in self._away.items()}
+        self._clean = {successors[page] for page in self._clean if successors[page] >= 0}
         self._last.clear()
-        self._out_free_s -= self._given.starts[-1] + self._late_s
+        self._d2h_free_s -= self._walker.starts[-1] + self._late_s
         self._late_s = 0.0
 
     def _die(self, page: int) -> None:
@@ -177,192 +223,242 @@ class _Walk:
             self._resident.remove(page)
             self._held -= self._pages[page].nbytes
         elif page in self._away:
-            self._return(page, before=-1)
+            self._end_absence(page, before=-1)
         self._clean.discard(page)
 
-    # -- being back --------------------------------------------------------------------------------------------------
+    # -- fetching and recomputing ------------------------------------------------------------------------------------
 
     def _bring(self, page: int, pinned: set[int]) -> None:
-        """Have ``page`` on the device, and before that what it is made from, as the pager does it."""
-        chain = [page] if page in self._away else []
+        """Have ``page`` on the device, and before that the inputs of its recomputation, as the pager does it."""
+        chain = []
+        if page in self._away:
+            chain.append(page)
         while chain:
-            made = chain[-1]
-            if made not in self._away:
-                chain.pop()
+            wanted = chain[-1]
+            if wanted not in self._away:
+                chain.pop()  # it was brought as an input of another
                 continue
-            program = self._away[made].program
-            missing = [other for other in program.inputs if other in self._away] if program is not None else []
+            recomputation = self._away[wanted].recomputation
+            missing = []
+            if recomputation is not None:
+                missing = [other for other in recomputation.inputs if other in self._away]
             if missing:
                 chain.append(missing[0])
                 continue
-            held = {other for one in chain if (p := self._away[one].program) is not None for other in p.inputs}
-            self._have(chain.pop(), program, pinned | held)
+            held = set(pinned)
+            for link in chain:
+                waiting = self._away[link].recomputation
+                if waiting is not None:
+                    held.update(waiting.inputs)
+            chain.pop()
+            self._restore(wanted, recomputation, held)
 
-    def _have(self, page: int, program: Recomputation | None, pinned: set[int]) -> None:
+    def _restore(self, page: int, recomputation: Recomputation | None, pinned: set[int]) -> None:
+        """Fetch or recompute ``page``, whose inputs are there."""
         nbytes = self._pages[page].nbytes
-        if program is None:
+        if recomputation is None:
             self._make_room(nbytes, pinned)
             self._clean.add(page)
         else:
-            self._make_room(nbytes + program.extra_bytes, pinned)
-            self._late_s += self._given.seconds(program)
-        self._return(page, before=self._position)
+            self._make_room(nbytes + recomputation.extra_bytes, pinned)
+            self._late_s += self._walker.seconds(recomputation)
+        self._end_absence(page, before=self._position)
         self._resident.add(page)
         self._held += nbytes
         self._last[page] = self._position
 
-    def _return(self, page: int, before: int) -> None:
-        """Note how long ``page`` was away."""
+    def _end_absence(self, page: int, before: int) -> None:
+        """Note that ``page`` was away until the operation ``before``; -1: until it died."""
         absence = self._away.pop(page)
         gap = absence.gap
         if before >= 0 and before != gap.before:
-            gap = replace(gap, before=before, spans=_until(gap, before))
+            gap = replace(gap, before=before, spans=_shortened(gap, before))
         if not gap.spans:
             return
-        if absence.program is None:
+        if absence.recomputation is None:
             self._moved.append(gap)
         else:
-            self._dropped.append((gap, absence.program._replace(after=gap.after, before=before)))
+            self._dropped.append((gap, absence.recomputation._replace(after=gap.after, before=before)))
 
-    # -- leaving -----------------------------------------------------------------------------------------------------
+    # -- evicting and dropping ---------------------------------------------------------------------------------------
 
     def _make_room(self, nbytes: int, pinned: set[int]) -> None:
-        """For ``nbytes`` more, without those of ``pinned``."""
-        while self._held + nbytes > self._given.limit:
-            queue = _Queue(
+        """Evict or drop pages, but none of ``pinned``, until ``nbytes`` more are within the limit or none is left."""
+        while self._held + nbytes > self._walker.limit:
+            fetches = _FetchQueue(
                 (self._end_s(absence.gap), absence.gap.nbytes)
                 for absence in self._away.values()
-                if absence.program is None
+                if absence.recomputation is None
             )
-            best, least = None, (inf, -1)
+            best = None
+            least = (inf, -1)
             for page in self._resident - pinned:
                 stay = self._stay(page)
                 if stay is None:
                     continue
                 weight = stay.gap.nbytes * max(self._worth(stay.gap), _LEAST_S)
-                if self._least_s(page, stay) > least[0] * weight:
-                    continue  # whatever else counts, it is not the cheapest
-                cost_s, program = self._cost(page, stay, queue)
+                if self._least_cost_s(page, stay) > least[0] * weight:
+                    continue  # it cannot be the cheapest, whatever else its costs are
+                cost_s, recomputation = self._cost(page, stay, fetches)
                 if (cost_s / weight, page) < least:
-                    best, least = (stay.gap, page, program), (cost_s / weight, page)
+                    least = (cost_s / weight, page)
+                    best = (stay.gap, page, recomputation)
             if best is None:
                 return
-            self._leave(*best)
+            self._remove(*best)
 
-    def _leave(self, gap: Gap, page: int, program: Recomputation | None) -> None:
-        if program is None and page not in self._clean and not gap.is_copied:
-            self._out_free_s = self._out_at_s(page) + gap.nbytes / self._given.speeds.out
+    def _remove(self, gap: Gap, page: int, recomputation: Recomputation | None) -> None:
+        """Drop ``page`` if it has a ``recomputation``, else evict it."""
+        if recomputation is None and page not in self._clean and not gap.is_copied:
+            self._d2h_free_s = self._d2h_begins_s(page) + gap.nbytes / self._walker.speeds.out
         self._resident.remove(page)
         self._held -= gap.nbytes
         self._clean.discard(page)
-        self._away[page] = _Absence(gap, program)
+        self._away[page] = _Absence(gap, recomputation)
 
-    def _stay(self, page: int) -> "_Stay | None":
-        """What is known of ``page`` since it was last on the device for a reason; None if it cannot leave."""
+    def _stay(self, page: int) -> _Stay | None:
+        """What being without ``page`` would cost; None if it cannot leave. It depends on the last use alone."""
         key = page, self._last.get(page, -1)
         if key not in self._stays:
-            gap, program = self._find_gap(*key)
-            program = None if page in self._rules.anchors else program
-            self._stays[key] = _Stay.of(gap, program, self._given) if gap is not None else None
+            gap, recomputation = self._find_gap(*key)
+            if page in self._rules.anchors:
+                recomputation = None
+            stay = None
+            if gap is not None:
+                stay = _Stay.of(gap, recomputation, self._walker)
+            self._stays[key] = stay
         return self._stays[key]
 
     def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Recomputation | None]:
-        """In which ``page`` is, and how it can be made again."""
-        given = self._given
-        exact = given.gaps.get((page, last))
+        """The gap in which ``page`` is after the operation ``last``, and how it can be recomputed then.
+
+        The trace knows only the uses by operations. A page that was brought back early, as an input of a recomputation,
+        is in the rest of the gap that it was in.
+        """
+        walker = self._walker
+        exact = walker.gaps.get((page, last))
         if exact is not None:
-            return exact, given.programs.get(exact)
+            return exact, walker.recomputations.get(exact)
         uses = self._trace.uses[page]
         number = bisect_right(uses, last) - 1
-        is_heir = number < 0
-        if is_heir:  # the gap began in the step before
-            older = given.before.get(page, -1)
-            used = self._trace.uses[older] if older >= 0 else ()
-            around = given.gaps.get((older, used[-1])) if used else None
-        else:
-            around = given.gaps.get((page, uses[number]))
-        if around is None or last < 0:
+        around = None
+        if number >= 0:
+            around = walker.gaps.get((page, uses[number]))
+            spans = around.spans if around is not None else ()
+        else:  # the gap began in the step before
+            predecessor = walker.predecessors.get(page, -1)
+            if predecessor >= 0 and self._trace.uses[predecessor]:
+                around = walker.gaps.get((predecessor, self._trace.uses[predecessor][-1]))
+            spans = around.spans[-1:] if around is not None else ()
+        if around is None:
+            return None, None
+        if last < 0:
             return around, None
-        left = tuple((max(first, last + 1), end) for first, end in around.spans[-is_heir:] if end > last)
-        gap = replace(around, page=page, after=last, spans=left) if left else None
-        return gap, given.programs.get(around)
+        rest = tuple((max(first, last + 1), end) for first, end in spans if end > last)
+        if not rest:
+            return None, walker.recomputations.get(around)
+        return replace(around, page=page, after=last, spans=rest), walker.recomputations.get(around)
 
-    def _least_s(self, page: int, stay: "_Stay") -> float:
-        """No less does it cost to be without ``page``."""
-        out_s = 0.0 if page in self._clean else stay.out_s
-        return min(self._rules.price * (out_s + stay.back_s), stay.make_s)
+    # -- costs -------------------------------------------------------------------------------------------------------
 
-    def _cost(self, page: int, stay: "_Stay", queue: "_Queue") -> tuple[float, Recomputation | None]:
-        """Of being without ``page``, in seconds, and how it is made again if that is cheapest."""
-        gap, back_s = stay.gap, stay.back_s
-        out_s = 0.0 if page in self._clean else stay.out_s
-        move_s = self._rules.price * (out_s + back_s)
+    def _least_cost_s(self, page: int, stay: _Stay) -> float:
+        """A lower bound of ``_cost``, which takes less time to compute."""
+        d2h_s = 0.0 if page in self._clean else stay.d2h_s
+        return min(self._rules.price * (d2h_s + stay.h2d_s), stay.recompute_s)
+
+    def _cost(self, page: int, stay: _Stay, fetches: "_FetchQueue") -> tuple[float, Recomputation | None]:
+        """What being without ``page`` costs, in seconds, and its recomputation if that is cheaper than moving it."""
+        d2h_s = 0.0 if page in self._clean else stay.d2h_s
+        h2d_s = stay.h2d_s
+        move_s = self._rules.price * (d2h_s + h2d_s)
         if self._rules.is_punctual:
-            if out_s:
-                move_s += max(0.0, self._out_at_s(page) + out_s - self._now_s)
-            if back_s:
-                end_s = self._end_s(gap)
-                waiting_s = queue.nbytes_until(end_s) / self._given.speeds.back + back_s
-                move_s += max(0.0, waiting_s - (end_s - self._given.starts[self._position]))
-        if stay.program is None or stay.make_s >= move_s:
+            # Seconds by which the copies would be late count whole, whatever the price.
+            if d2h_s:
+                move_s += max(0.0, self._d2h_begins_s(page) + d2h_s - self._now_s)
+            if h2d_s:
+                end_s = self._end_s(stay.gap)
+                waiting_s = fetches.nbytes_until(end_s) / self._walker.speeds.back + h2d_s
+                move_s += max(0.0, waiting_s - (end_s - self._walker.starts[self._position]))
+        if stay.recomputation is None or stay.recompute_s >= move_s:
             return move_s, None
-        make_s = stay.make_s + sum(self._again_s(other, gap) for other in stay.program.inputs)
-        return (make_s, stay.program) if make_s < move_s else (move_s, None)
+        inputs_s = sum(self._input_s(other, stay.gap) for other in stay.recomputation.inputs)
+        recompute_s = stay.recompute_s + inputs_s
+        if recompute_s >= move_s:
+            return move_s, None
+        return recompute_s, stay.recomputation
 
-    def _again_s(self, page: int, gap: Gap) -> float:
-        """What it takes to have the input ``page`` back for the end of ``gap``, though it is needed later itself."""
+    def _input_s(self, page: int, gap: Gap) -> float:
+        """Seconds to have ``page``, an input of a recomputation, there at the end of ``gap``; 0 if it is there anyway,
+        since it is needed no later itself.
+        """
         absence = self._away.get(page)
-        if absence is not None and absence.program is not None:
-            return self._given.seconds(absence.program) if absence.gap.before > gap.before else 0.0
-        stay = self._stay(page) if absence is None and self._rules.counts_inputs else None
-        own = absence.gap if absence is not None else stay.gap if stay is not None else None
-        if own is None or 0 <= own.before <= gap.before:
+        if absence is not None:
+            own_gap = absence.gap
+            if absence.recomputation is not None:
+                is_needed_later = own_gap.before > gap.before
+                return self._walker.seconds(absence.recomputation) if is_needed_later else 0.0
+        elif self._rules.counts_inputs:
+            stay = self._stay(page)
+            if stay is None:
+                return 0.0
+            own_gap = stay.gap
+        else:
             return 0.0
-        return self._rules.price * own.nbytes / self._given.speeds.back
+        if 0 <= own_gap.before <= gap.before:
+            return 0.0
+        return self._rules.price * own_gap.nbytes / self._walker.speeds.back
+
+    # -- times -------------------------------------------------------------------------------------------------------
 
     @property
     def _now_s(self) -> float:
-        return self._given.starts[self._position] + self._late_s
+        return self._walker.starts[self._position] + self._late_s
 
-    def _out_at_s(self, page: int) -> float:
-        """When a copy of ``page`` could have begun."""
-        starts, last = self._given.starts, self._last.get(page, -1)
-        return max(self._out_free_s, starts[last + 1] if last >= 0 else 0.0)
+    def _d2h_begins_s(self, page: int) -> float:
+        """When the copy of ``page`` to the host could have begun: after its last use, and when the link was free."""
+        starts = self._walker.starts
+        last = self._last.get(page, -1)
+        idle_since_s = starts[last + 1] if last >= 0 else 0.0
+        return max(self._d2h_free_s, idle_since_s)
 
     def _end_s(self, gap: Gap) -> float:
-        """When ``gap`` ends, counted on into the next step if it does there."""
-        return _until_end(self._given.starts, gap, self._position)
+        """When ``gap`` ends. If that is in the next step, its seconds are added to those of this one."""
+        return _until_end(self._walker.starts, gap, self._position)
 
     def _worth(self, gap: Gap) -> float:
-        """Of being away from now until ``gap`` ends."""
+        """The worth of being away from now until ``gap`` ends."""
         return _until_end(self._worths, gap, self._position) - self._worths[self._position]
 
 
-class _Queue:
-    """What the link has to bring back.
+class _FetchQueue:
+    """Fetches that the link has to make, ordered by when they have to be done.
 
     Args:
-        copies: of each, until when, and its bytes.
+        fetches: for each, the time when its page is needed, and the bytes.
     """
 
-    def __init__(self, copies: Iterable[tuple[float, int]]) -> None:
-        ordered = sorted(copies)
+    def __init__(self, fetches: Iterable[tuple[float, int]]) -> None:
+        ordered = sorted(fetches)
         self._ends = [end_s for end_s, _ in ordered]
         self._sums = list(accumulate((nbytes for _, nbytes in ordered), initial=0))
 
     def nbytes_until(self, end_s: float) -> int:
-        """By then."""
+        """The bytes of all fetches that have to be done by ``end_s``."""
         return self._sums[bisect_right(self._ends, end_s)]
 
 
 def _until_end(sums: list[float], gap: Gap, position: int) -> float:
-    """Of ``sums`` over the operations before each, that until ``gap`` ends; from ``position``, into the next step."""
+    """The one of ``sums``, which are counted up to each operation, at the end of ``gap``. If the gap ends in the step
+    after that of ``position``, the sum of a whole step is added.
+    """
     end = gap.spans[-1][1] + 1
     return sums[end] + (sums[-1] if end <= position else 0.0)
 
 
-def _until(gap: Gap, before: int) -> tuple[tuple[int, int], ...]:
-    """The spans of ``gap`` if it ends before ``before``."""
+def _shortened(gap: Gap, before: int) -> tuple[Span, ...]:
+    """The spans of ``gap`` if it ends before the operation ``before`` already."""
     if len(gap.spans) == 2 and before <= gap.spans[1][1]:
-        return gap.spans[0], *(((0, before - 1),) if before else ())
+        if before == 0:
+            return gap.spans[:1]
+        return gap.spans[0], (0, before - 1)
     return tuple((first, min(last, before - 1)) for first, last in gap.spans if first < before)

@@ -1,4 +1,4 @@
-"""What was recorded, for people and their tools. Pure functions."""
+"""Reports of what was recorded, for people and their tools. Pure functions."""
 
 from torch_lms.report.perfetto import perfetto
 

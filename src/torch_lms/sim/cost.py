@@ -1,18 +1,18 @@
-"""How long operations take on a processor (a roofline: the slower of arithmetic and memory)."""
+"""How long operations take on a processor: a roofline, the slower of arithmetic and memory. See docs/machines.md."""
 
 from torch_lms.errors import UsageError
 from torch_lms.machine import Accelerator, Calibration
 from torch_lms.trace import CONVOLUTIONS, Trace, Work
 
 _TENSOR_CORES = ("matrix", *CONVOLUTIONS)
-"""Kinds that use them."""
+"""Kinds of work that run on them."""
 
 
 def timed(trace: Trace, accelerator: Accelerator, calibration: Calibration) -> Trace:
-    """``trace`` with the seconds that its operations would take.
+    """The same step, with the seconds that its operations would take.
 
     Raises:
-        UsageError: it does not say what its operations have to do.
+        UsageError: ``trace`` does not say what its operations have to do.
     """
     ops = []
     for op in trace.ops:
@@ -26,15 +26,20 @@ def timed(trace: Trace, accelerator: Accelerator, calibration: Calibration) -> T
 
 
 def seconds(work: Work, accelerator: Accelerator, calibration: Calibration) -> float:
-    """Of one operation. Where the program takes longer to ask for it than the processor to do it, that counts."""
+    """The seconds of one operation, and of the small ones up to the next.
+
+    Where the program takes longer to launch a kernel than the processor to run it, that counts.
+    """
     efficiency = calibration.efficiencies[work.kind]
     arithmetic_s = work.flops / (peak(work, accelerator) * efficiency.flops)
     memory_s = work.nbytes / (accelerator.memory_bytes_per_s * efficiency.memory)
-    return max(arithmetic_s, memory_s, accelerator.launch_s) + (work.launches - 1) * accelerator.launch_s
+    operation_s = max(arithmetic_s, memory_s, accelerator.launch_s)
+    small_operations_s = (work.launches - 1) * accelerator.launch_s
+    return operation_s + small_operations_s
 
 
 def peak(work: Work, accelerator: Accelerator) -> float:
-    """FLOP/s of the processor for such work.
+    """The FLOP/s that the processor has at most for such work.
 
     As PyTorch sets it unless asked otherwise, convolutions of float32 are computed in TF32 where there is such a thing,
     products of matrices are not.
@@ -48,4 +53,6 @@ def peak(work: Work, accelerator: Accelerator) -> float:
         return accelerator.fp16_flop_per_s
     if work.dtype == "bfloat16":
         return accelerator.bf16_flop_per_s or plain
-    return (accelerator.tf32_flop_per_s or plain) if work.kind in CONVOLUTIONS else plain
+    if work.kind in CONVOLUTIONS:
+        return accelerator.tf32_flop_per_s or plain
+    return plain

@@ -7,10 +7,10 @@ from torch_lms.timeline.record import Span
 
 @dataclass(slots=True)
 class Link:
-    """Sums over copies, which come in the order in which they ended.
+    """Counts the copies of one direction, which come in the order in which they ended.
 
     Attributes:
-        nbytes: copied.
+        nbytes: copied so far.
         busy_s: seconds in which at least one copy was under way.
     """
 
@@ -26,5 +26,5 @@ class Link:
 
     @property
     def bytes_per_s(self) -> float:
-        """Achieved while it was busy; 0 before anything was copied."""
+        """The speed that was reached while it was busy; 0 before anything was copied."""
         return self.nbytes / self.busy_s if self.busy_s else 0.0

@@ -6,22 +6,22 @@ from typing import NamedTuple
 
 
 class Lane(Enum):
-    """Who was busy. Lanes work side by side."""
+    """Something that can be busy. Lanes work side by side."""
 
     COMPUTE = "compute"
-    """The program: its operations, and when it waited for copies."""
+    """The program: its operations, and its waits for copies."""
 
     OUT = "out"
-    """From the device to the next tier."""
+    """Copies from the device to the next tier."""
 
     IN = "in"
-    """From the next tier to the device."""
+    """Copies from the next tier to the device."""
 
     DISK = "disk"
-    """Between host memory and the disk, where there is host memory between."""
+    """Copies between host memory and the disk, where there is host memory between."""
 
     COLLECTIVE = "collective"
-    """Between the ranks: only simulated; where steps are recorded it is the program's."""
+    """The exchange between ranks. It is only simulated; where steps are recorded, it is the program's."""
 
 
 class Span(NamedTuple):
@@ -31,8 +31,8 @@ class Span(NamedTuple):
         lane: who was busy.
         name: an operation as in "aten::mm", "stall", "evict", "fetch", "recompute" or "all-reduce".
         start_s, end_s: seconds of one clock.
-        nbytes: that were moved; 0 for operations.
-        page: that was moved; -1 for operations.
+        nbytes: the bytes that were moved; 0 for operations.
+        page: the page that was moved; -1 for operations.
     """
 
     lane: Lane
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Level(NamedTuple):
-    """Bytes of pages in each tier from then on."""
+    """The bytes of pages in each tier, from a moment on."""
 
     at_s: float
     resident: int
@@ -54,7 +54,7 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One step.
+    """What was done in one step, and when.
 
     Attributes:
         spans: in each lane in the order in which they ended.

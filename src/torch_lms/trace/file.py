@@ -8,14 +8,17 @@ from typing import Any
 from torch_lms.errors import UsageError
 from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 
-_FORMAT, _VERSION = "torch-lms trace", 1
+_FORMAT = "torch-lms trace"
+_VERSION = 1
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """``trace`` as JSON lines: a line about the file, a line for each page, a line for each operation."""
-    head = {"format": _FORMAT, "version": _VERSION, "pages": len(trace.pages), "ops": len(trace.ops)}
-    for line in (head, *(page._asdict() for page in trace.pages), *(op._asdict() for op in trace.ops)):
-        yield json.dumps(line)
+    """The lines of a file of ``trace``, as JSON: one about the file, one for each page, one for each operation."""
+    yield json.dumps({"format": _FORMAT, "version": _VERSION, "pages": len(trace.pages), "ops": len(trace.ops)})
+    for page in trace.pages:
+        yield json.dumps(page._asdict())
+    for op in trace.ops:
+        yield json.dumps(op._asdict())
 
 
 def save(trace: Trace, path: Path) -> None:
@@ -24,10 +27,10 @@ def save(trace: Trace, path: Path) -> None:
 
 
 def load(path: Path) -> Trace:
-    """The trace that ``save`` wrote.
+    """Read the trace that ``save`` wrote.
 
     Raises:
-        UsageError: the file is none, or not whole.
+        UsageError: the file is no such trace, or not whole.
     """
     try:
         lines: list[dict[str, Any]]

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 CONVOLUTIONS = ("convolution", "convolution3d")
-"""Kinds of work that are, over images and over volumes, but for depthwise ones."""
+"""The kinds of work that are convolutions, over images and over volumes, but for depthwise ones."""
 
 
 class TracedPage(NamedTuple):
@@ -32,11 +32,11 @@ class Work(NamedTuple):
     Attributes:
         kind: "matrix", "convolution", "convolution3d" (over volumes), "depthwise", "pooling" (up and down, by windows),
             "normalization", "elementwise" or "copy".
-        dtype: in which it computes, as in "float32".
+        dtype: the type in which it computes, as in "float32".
         flops: floating-point operations; a multiplication with its addition counts as two.
-        nbytes: that it reads and writes.
+        nbytes: bytes that it reads and writes.
         workspace_bytes: device memory that it takes meanwhile, beside its pages.
-        launches: kernels, those of the small operations up to the next included.
+        launches: kernels that it launches, with those of the small operations up to the next.
     """
 
     kind: str
@@ -48,16 +48,16 @@ class Work(NamedTuple):
 
 
 class TracedOp(NamedTuple):
-    """One operation that used pages.
+    """An operation that used pages.
 
     Attributes:
         name: as in "aten::mm"; "access" if bytes were touched outside any operation.
         pages: those that had to be resident, in the order of the arguments.
         writes: those among them that it wrote.
-        creates: those that it made, in order.
-        new_bytes: what it said beforehand that it would create.
-        seconds: from its start to the start of the next, the program's own time included; waiting for copies is not.
-        is_repeatable: called again with the same, it would give the same bits.
+        creates: those that it created, in order.
+        new_bytes: the bytes that it said beforehand it would create.
+        seconds: from its start to the start of the next: with the program's own time, without waits for copies.
+        is_repeatable: whether it would give the same bits if it were called again with the same arguments.
         work: what it has to do, where the step was not run but traced on tensors without bytes.
     """
 
@@ -73,13 +73,13 @@ class TracedOp(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """One step.
+    """What one step did.
 
     Attributes:
         pages: all pages that lived during the step, those not used in it included.
         ops: all operations that used a page, in order.
-        cut: the same step with large operations done in parts, where it was traced on tensors without bytes; files
-            do not keep it.
+        cut: the same step with large operations split, where it was traced on tensors without bytes; files do not
+            keep it.
     """
 
     pages: tuple[TracedPage, ...]
@@ -97,11 +97,11 @@ class Trace:
 
     @cached_property
     def working_set_bytes(self) -> int:
-        """W: what the largest operation has to have on the device at once."""
+        """The working set (W) of the largest operation: what it has to have on the device at once."""
         sizes = (sum(self.pages[page].nbytes for page in {*op.pages, *op.creates}) for op in self.ops)
         return max(sizes, default=0)
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """The seconds of the whole step, without waits for copies."""
         return sum(op.seconds for op in self.ops)

@@ -1,4 +1,4 @@
-"""What a trace says at a glance."""
+"""A trace at a glance."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from torch_lms.trace.curve import demand_curve
 from torch_lms.trace.record import Trace
 
 _LARGEST = 10
+"""How many of the largest pages are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,14 @@ class LargePage:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of one step.
+    """One step at a glance.
 
     Attributes:
-        ops, pages: how many.
+        ops, pages: how many it has.
         seconds: the program's own time.
-        demand_bytes: the most alive at once, and at which operation.
-        peak_op: number and name of that operation.
-        working_set_bytes: what the largest operation needs at once.
+        demand_bytes: the most bytes alive at once.
+        peak_op: number and name of the operation at which that is.
+        working_set_bytes: the working set (W) of the largest operation.
         largest: the largest pages, the largest first.
         holders: bytes alive at the peak by the operation that created them, most first.
     """
@@ -45,7 +46,7 @@ class Summary:
 
 
 def summarize(trace: Trace) -> Summary:
-    """``trace`` at a glance."""
+    """Summarize ``trace``."""
     curve = demand_curve(trace)
     by_size = sorted(range(len(trace.pages)), key=lambda number: trace.pages[number].nbytes, reverse=True)
     holders: Counter[str] = Counter()

@@ -1,10 +1,10 @@
-"""How pages are made again, on steps written by hand."""
+"""How pages are recomputed, on steps written by hand."""
 
 import pytest
 from made_traces import Op, traced
 
-from torch_lms.planner import Gap, Makers, gaps_of
-from torch_lms.policy import Remade
+from torch_lms.planner import Gap, Producers, gaps_of
+from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
 IDLE = Op([0])
@@ -16,29 +16,31 @@ def gap_of(trace: Trace, page: int, after: int) -> Gap:
     return next(gap for gap in gaps_of(trace) if (gap.page, gap.after) == (page, after))
 
 
-def program(trace: Trace, page: int, after: int) -> Remade | None:
-    return Makers(trace).program(gap_of(trace, page, after))
+def recomputation(trace: Trace, page: int, after: int) -> Recomputation | None:
+    return Producers(trace).recomputation(gap_of(trace, page, after))
 
 
 def test_from_what_is_there() -> None:
-    assert program(traced(CHAIN), 2, 2) == Remade(page=2, after=2, before=5, ops=(1,), inputs=(1,), extra_bytes=0)
+    assert recomputation(traced(CHAIN), 2, 2) == Recomputation(
+        page=2, after=2, before=5, ops=(1,), inputs=(1,), extra_bytes=0
+    )
 
 
-def test_what_died_is_made_again_on_the_way() -> None:
+def test_what_died_is_recomputed_on_the_way() -> None:
     trace = traced([Op([0], [1]), Op([1], [2]), Op([2], [3]), IDLE, Op([2])])
-    assert program(trace, 2, 2) == Remade(2, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=10)
+    assert recomputation(trace, 2, 2) == Recomputation(2, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=10)
 
 
 def test_what_was_written_since_is_not_taken_for_what_it_was() -> None:
     parameter_updated = traced([Op([0], [1]), Op([1]), IDLE, Op([0], writes=[0]), Op([1])])
-    assert program(parameter_updated, 1, 1) is None
+    assert recomputation(parameter_updated, 1, 1) is None
     activation_in_place = traced([Op([0], [1]), Op([1], [2]), Op([1], writes=[1]), IDLE, Op([2]), Op([1])])
-    assert program(activation_in_place, 2, 1) == Remade(2, 1, 4, ops=(0, 1), inputs=(0,), extra_bytes=10)
+    assert recomputation(activation_in_place, 2, 1) == Recomputation(2, 1, 4, ops=(0, 1), inputs=(0,), extra_bytes=10)
 
 
 def test_what_was_written_in_place_is_written_again() -> None:
     trace = traced([Op([0], [1]), Op([1], writes=[1]), Op([1]), IDLE, Op([1])])
-    assert program(trace, 1, 2) == Remade(1, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=0)
+    assert recomputation(trace, 1, 2) == Recomputation(1, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=0)
 
 
 @pytest.mark.parametrize(
@@ -50,5 +52,5 @@ def test_what_was_written_in_place_is_written_again() -> None:
     ],
     ids=["made by chance", "written by chance", "made from what is written"],
 )
-def test_what_cannot_be_made_again(ops: list[Op]) -> None:
-    assert program(traced(ops, constants=(0, 2)), 1, 1) is None
+def test_what_cannot_be_recomputed(ops: list[Op]) -> None:
+    assert recomputation(traced(ops, constants=(0, 2)), 1, 1) is None

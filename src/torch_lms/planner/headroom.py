@@ -1,4 +1,4 @@
-"""Bytes over the limit at each operation, while a plan is made."""
+"""How far each operation is over the limit, while a plan is made."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,21 +7,26 @@ from torch_lms.planner.gaps import Gap, Span, gaps_of
 from torch_lms.trace import Trace, demand_curve
 
 
-class Room:
-    """Starts with everything resident.
+class Headroom:
+    """The room that is left at each operation of a step. At first every page is on the device.
+
+    Args:
+        trace: the step.
+        limit: bytes that its pages may occupy on the device.
 
     Attributes:
-        excess: for each operation, bytes on the device beyond what may be there; the limit, or, where the
-            operation's own pages exceed that (and pages that may not leave), those.
+        excess: for each operation, the bytes on the device beyond what is allowed; negative where there is room.
+            Allowed is the limit. Where the operation's own pages, and those that must stay, exceed the limit, these
+            are allowed.
     """
 
     def __init__(self, trace: Trace, limit: int) -> None:
         alive = np.array(demand_curve(trace).nbytes, dtype=np.int64)
-        movable = np.zeros_like(alive)
+        evictable = np.zeros_like(alive)
         for gap in gaps_of(trace):
             for first, last in gap.spans:
-                movable[first : last + 1] += gap.nbytes
-        self.excess = alive - np.maximum(limit, alive - movable)
+                evictable[first : last + 1] += gap.nbytes
+        self.excess = alive - np.maximum(limit, alive - evictable)
 
     def take(self, gap: Gap) -> None:
         """Have the page away during ``gap``."""
@@ -34,24 +39,22 @@ class Room:
             self.excess[first : last + 1] += gap.nbytes
 
     def has(self, position: int, nbytes: int) -> bool:
-        """Whether the limit holds at that operation with ``nbytes`` more; positions go on around the step's end."""
+        """Whether the limit holds at that operation with ``nbytes`` more. A position past the end is one of the next
+        step.
+        """
         return bool(self.excess[position % len(self.excess)] + nbytes <= 0)
 
     def add(self, position: int, nbytes: int) -> None:
-        """``nbytes`` more are on the device at that operation."""
+        """Count ``nbytes`` more at that operation. A position past the end is one of the next step."""
         self.excess[position % len(self.excess)] += nbytes
 
-    def holds(self, span: Span, nbytes: int) -> bool:
-        """Whether the limit holds at all these operations with ``nbytes`` more."""
-        return int(self.excess[span[0] : span[1] + 1].max()) + nbytes <= 0
-
     def fill(self, span: Span, nbytes: int) -> None:
-        """``nbytes`` more are on the device at these operations."""
+        """Count ``nbytes`` more at all operations of ``span``."""
         self.excess[span[0] : span[1] + 1] += nbytes
 
     @property
     def worst(self) -> tuple[int, int] | None:
-        """The operation with most excess, and how much; None if the limit holds everywhere."""
+        """The operation most over the limit, and by how many bytes; None if the limit holds everywhere."""
         if not len(self.excess):
             return None
         position = int(np.argmax(self.excess))
@@ -60,9 +63,9 @@ class Room:
 
     @property
     def operations_over(self) -> npt.NDArray[np.int64]:
-        """How many operations before each, and in all, are over the limit."""
+        """How many operations are over the limit: before each operation, and at the end in all."""
         return np.concatenate(([0], np.cumsum(self.excess > 0)))
 
     def is_needless(self, gap: Gap) -> bool:
-        """Whether the limit holds with the page back during ``gap``, which was taken."""
+        """Whether the limit would hold if ``gap``, which was taken, were given back."""
         return all(int(self.excess[first : last + 1].max()) + gap.nbytes <= 0 for first, last in gap.spans)

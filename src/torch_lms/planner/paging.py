@@ -1,0 +1,155 @@
+"""What paging costs a step on a machine that need not be at hand: the step is simulated under a policy."""
+
+from dataclasses import dataclass
+
+from torch_lms.engine import Speeds
+from torch_lms.errors import StoreError
+from torch_lms.machine import Calibration, Machine
+from torch_lms.planner.feasibility import lower_tiers
+from torch_lms.planner.plan import make_plan
+from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
+from torch_lms.policy import Plan, Planned, Policy, Reactive
+from torch_lms.sim import SimulatedStep, Simulator
+from torch_lms.timeline import Lane, Timeline
+from torch_lms.trace import Trace
+
+POLICIES = ("planned", "planned-moves", "reactive", "none", *RIVALS)
+"""What can be asked for; "planned-moves" is planned without recomputation."""
+
+_STEPS = 3
+"""How many steps are simulated. The last one counts: the first begins with every page on the device."""
+
+_OURS = Rival(None, keeps_copies=True)
+"""How LMS itself moves pages, in the terms of its rivals."""
+
+
+def with_python_time(stock: Trace, machine: Machine, calibration: Calibration) -> Trace:
+    """The same step, with the time of LMS's own Python.
+
+    A processor does operations and Python in turns. Beside a device, Python counts only where the program is no longer
+    ahead of the device.
+    """
+    launches = sum(op.work.launches for op in stock.ops if op.work is not None)
+    python_s = launches * calibration.paging_op_s
+    longer = 1.0
+    if machine.link is None:
+        longer = (stock.seconds + python_s) / stock.seconds
+    elif python_s:
+        longer = max(1.0, (launches * machine.accelerator.launch_s + python_s) / stock.seconds)
+    return Trace(stock.pages, tuple(op._replace(seconds=longer * op.seconds) for op in stock.ops))
+
+
+def without_recomputation(work: Trace) -> Trace:
+    """The same step, of which nothing may be recomputed."""
+    return Trace(work.pages, tuple(op._replace(is_repeatable=False) for op in work.ops))
+
+
+def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) -> SimulatedStep | None:
+    """A step under ``policy``; None if the lower tiers cannot hold what is evicted.
+
+    Args:
+        work: the step, its operations with their seconds.
+        limit: bytes that pages may occupy.
+        machine: where it runs.
+        gpus: ranks that take such steps at once, and share the machine.
+        policy: one of ``POLICIES``, but for "none".
+    """
+    tiers, links = lower_tiers(machine, gpus)
+    way = RIVALS.get(policy, _OURS)
+    plan: Plan | None = None
+    chooser: Policy
+    if way.plan is not None:
+        plan = way.plan(work, limit)
+        chooser = Planned()
+    elif policy in RIVALS:
+        chooser = FirstIn()
+    elif policy == "reactive":
+        chooser = Reactive()
+    else:
+        plan = make_plan(work, limit, {}, Speeds(links.out, links.back, links.lost))
+        chooser = Planned()
+    simulator = Simulator(
+        work,
+        0 if way.grows else limit,
+        tiers,
+        links,
+        chooser,
+        plan,
+        is_blocking=way.is_blocking,
+        keeps_copies=way.keeps_copies,
+        grows=way.grows,
+    )
+    try:
+        for _ in range(_STEPS - 1):
+            simulator.step()
+        return simulator.step()
+    except StoreError:
+        return None
+
+
+@dataclass(frozen=True)
+class PagingCost:
+    """What pages cost a simulated step; all 0 where none had to leave.
+
+    Attributes:
+        delay_s: by which the step takes longer: waits, copies that the program's own cores make, and recomputation.
+        stall_s: the waits for copies among them.
+        python_s: by which LMS's own Python makes it longer.
+        renewed_s: by which the system makes it longer, giving memory anew to pages that were fetched or recomputed.
+        d2h_s, h2d_s: seconds in which each direction of the link was busy.
+        d2h_bytes, h2d_bytes: moved.
+        host_bytes, disk_bytes: the most that was there at once.
+        recomputed_bytes: bytes of the pages that were recomputed.
+    """
+
+    delay_s: float = 0.0
+    stall_s: float = 0.0
+    python_s: float = 0.0
+    renewed_s: float = 0.0
+    d2h_s: float = 0.0
+    h2d_s: float = 0.0
+    d2h_bytes: int = 0
+    h2d_bytes: int = 0
+    host_bytes: int = 0
+    disk_bytes: int = 0
+    recomputed_bytes: int = 0
+
+    @classmethod
+    def of(cls, step: SimulatedStep | None, stock: Trace, work: Trace, calibration: Calibration) -> "PagingCost":
+        """The costs of ``step``.
+
+        Args:
+            step: as simulated; None if no page had to leave.
+            stock: the step's operations without LMS.
+            work: the operations that were simulated, with the time of LMS's own Python.
+            calibration: of the machine.
+        """
+        if step is None:
+            return cls()
+        return cls(
+            delay_s=step.stall_s + step.copying_s + step.recompute_s,
+            stall_s=step.stall_s,
+            python_s=work.seconds - stock.seconds,
+            renewed_s=calibration.paging_byte_s * (step.in_bytes + step.recomputed_bytes),
+            d2h_s=_busy_s(step.timeline, Lane.OUT),
+            h2d_s=_busy_s(step.timeline, Lane.IN),
+            d2h_bytes=step.out_bytes,
+            h2d_bytes=step.in_bytes,
+            host_bytes=step.host_bytes,
+            disk_bytes=step.disk_bytes,
+            recomputed_bytes=step.recomputed_bytes,
+        )
+
+    @property
+    def d2h_bytes_per_s(self) -> float | None:
+        """What was reached while that direction was busy; None if it never was."""
+        return self.d2h_bytes / self.d2h_s if self.d2h_s else None
+
+    @property
+    def h2d_bytes_per_s(self) -> float | None:
+        """The same for the other direction."""
+        return self.h2d_bytes / self.h2d_s if self.h2d_s else None
+
+
+def _busy_s(timeline: Timeline, lane: Lane) -> float:
+    return sum(span.end_s - span.start_s for span in timeline.spans if span.lane is lane)

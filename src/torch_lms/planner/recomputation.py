@@ -1,0 +1,86 @@
+"""How a page can be recomputed instead of moved (N16)."""
+
+from bisect import bisect_left, bisect_right
+from functools import cached_property
+
+from torch_lms.planner.gaps import Gap
+from torch_lms.policy import Recomputation
+from torch_lms.trace import Trace
+
+_MOST_OPS = 32
+"""Operations of one recomputation, at most: what they create on the way is on the device at the same time. No record
+says how 32 was chosen."""
+
+
+class Producers:
+    """Which operations of a step produced the contents of its pages.
+
+    Args:
+        trace: the step.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    @cached_property
+    def _writers(self) -> list[list[int]]:
+        """For each page, the operations that gave it a new content, in order."""
+        found: list[list[int]] = [[] for _ in self._trace.pages]
+        for number, op in enumerate(self._trace.ops):
+            for page in {*op.creates, *op.writes}:
+                found[page].append(number)
+        return found
+
+    def recomputation(self, gap: Gap) -> Recomputation | None:
+        """How to recompute the page of ``gap`` right before the operation that needs it; None if that is not possible.
+
+        The search goes back from the page. What an operation takes is an input of the recomputation if it is still
+        there and unchanged; otherwise it is recomputed, too.
+        """
+        if gap.after < 0 or gap.before <= gap.after:
+            return None
+        trace = self._trace
+        ops: set[int] = set()
+        inputs: set[int] = set()
+        recomputed: dict[int, int] = {}  # for each page, how many of its writers run again
+        waiting = [(gap.page, bisect_right(self._writers[gap.page], gap.after))]
+        while waiting:
+            page, writes = waiting.pop()
+            if trace.pages[page].born < 0:
+                return None  # its first content is from before the step: no operation here produces it
+            if page in inputs:
+                return None  # its present content is needed, and an older one
+            if recomputed.get(page, 0) >= writes:
+                continue
+            recomputed[page] = writes
+            for writer in self._writers[page][:writes]:
+                if writer in ops:
+                    continue
+                ops.add(writer)
+                op = trace.ops[writer]
+                if not op.is_repeatable or len(ops) > _MOST_OPS:
+                    return None
+                for other in op.pages:
+                    writes_before = bisect_left(self._writers[other], writer)
+                    if other in op.writes:
+                        waiting.append((other, writes_before + 1))
+                    elif other not in recomputed and self._is_unchanged(other, writes_before, gap.before):
+                        inputs.add(other)
+                    else:
+                        waiting.append((other, writes_before))
+        if inputs & recomputed.keys():
+            return None
+        on_the_way = {page for op in ops for page in (*trace.ops[op].creates, *trace.ops[op].writes)} - {gap.page}
+        return Recomputation(
+            gap.page,
+            gap.after,
+            gap.before,
+            tuple(sorted(ops)),
+            tuple(sorted(inputs)),
+            sum(trace.pages[page].nbytes for page in on_the_way),
+        )
+
+    def _is_unchanged(self, page: int, writes: int, before: int) -> bool:
+        """Whether ``page`` still holds, at the operation ``before``, what it held after so many ``writes``."""
+        known = self._trace.pages[page]
+        return known.dead >= before and bisect_left(self._writers[page], before) == writes and not known.unpageable
