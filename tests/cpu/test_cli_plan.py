@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from tests import plan_starts
 from torch_lms.cli.main import group
-from torch_lms.cli.plan_target import Setting, find, trace
 from torch_lms.machine import Disk, load, text_of
 from torch_lms.planner import POLICIES
+from torch_lms.targets import Setting, find, trace
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_model.py") + ":segmenter"
 KEYS = {

@@ -6,7 +6,7 @@ from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any
 
-from torch_lms.imported import once_imported
+from torch_lms.import_hooks import once_imported
 
 _REGIONS = "torch._inductor.output_code", ("CompiledFxGraph", "CompiledAOTI")
 _DYNAMO_RULES = "torch._dynamo.trace_rules"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from torch_lms.cli.failure import FAILED
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.output import JsonTarget, json_option, people_console, write_json
 
 if TYPE_CHECKING:
-    from torch_lms.cli.demo_report import Demo
+    from torch_lms.demo.report import Demo
 
 
 def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
@@ -66,7 +66,7 @@ def command(
     if full and size not in (None, 1):
         raise click.UsageError("--full is --size 1: give one of the two")
     _check_machine(device)
-    from torch_lms.cli.demo_runs import Settings, perform
+    from torch_lms.demo.runs import Settings, perform
 
     voxel_mm = 1 if full else size or 2
     demo = perform(Settings(steps, voxel_mm, device, spill_dir and spill_dir.absolute(), picture))
@@ -83,11 +83,11 @@ def _check_machine(device: str) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise click.ClickException("PyTorch sees no CUDA device here: leave --device cuda away")
+            raise click.ClickException("PyTorch sees no CUDA device here: omit --device cuda")
 
 
 def _show(demo: "Demo", picture: Path, json_to: JsonTarget | None) -> int:
-    from torch_lms.cli.demo_report import Outcome, as_json, shortcomings, table, verdict
+    from torch_lms.demo.report import Outcome, as_json, shortcomings, table, verdict
 
     console = people_console(json_to)
     console.print(table(demo))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.output import JsonTarget, json_option, people_console, write_json
 from torch_lms.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, write_json
 from torch_lms.errors import UsageError
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms_workloads.commands.options import AMP_OPTION, SET_OPTION, paging_of, paging_options, spoken, workload_of
-from torch_lms_workloads.commands.room import explained
+from torch_lms_workloads.commands.out_of_memory import explained
 from torch_lms_workloads.data.datasets import Wholes
 from torch_lms_workloads.data.open import format_of
 from torch_lms_workloads.prediction.panels import side_by_side
@@ -65,7 +65,7 @@ def _opened(trained: Trained, data: str, options: dict[str, Any]) -> Wholes:
     given = {**earlier, **options} if earlier["kind"] == kind else options
     choices = divided(trained.workload, data, given)
     if choices.network:
-        raise UsageError(f"{', '.join(choices.network)} of the network is the checkpoint's: leave it away")
+        raise UsageError(f"{', '.join(choices.network)} of the network is the checkpoint's: omit it")
     wholes = opened_whole(trained.workload, data, choices, size=trained.content["recipe"]["size"])
     if wholes.about.classes != trained.about.classes:
         raise UsageError(

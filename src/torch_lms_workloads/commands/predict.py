@@ -7,11 +7,11 @@ from typing import Any
 import click
 import torch
 
-from torch_lms.cli.output import JsonTarget, json_option, write_json
 from torch_lms.errors import LmsError, UsageError
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms.units import format_seconds
 from torch_lms_workloads.commands.options import AMP_OPTION, paging_of, paging_options, spoken, workload_of
-from torch_lms_workloads.commands.room import explained
+from torch_lms_workloads.commands.out_of_memory import explained
 from torch_lms_workloads.data.files import PICTURES, VOLUMES, filled, names_in
 from torch_lms_workloads.data.single import open_file
 from torch_lms_workloads.data.source import Whole

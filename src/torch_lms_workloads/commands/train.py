@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, write_json
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms_workloads.commands.options import AMP_OPTION, SET_OPTION, paging_of, paging_options, spoken, workload_of
-from torch_lms_workloads.commands.room import explained, size_that_fits
+from torch_lms_workloads.commands.out_of_memory import explained, size_that_fits
 from torch_lms_workloads.training.loop import train
 from torch_lms_workloads.training.numa import bind_near
 from torch_lms_workloads.training.ranks import leave, ranks_here
