@@ -320,6 +320,8 @@ def test_for_people() -> None:
     assert result.exit_code == 0
     for told in ("fits without LMS", "limit / W", "overhead", "alive at the peak", "Fits with LMS, at"):
         assert told in result.output
+    for label in ("working set (W)", "evicted, a step", "fetched, a step", "recomputed, a step"):
+        assert label in result.output
 
 
 MODULE = """

@@ -15,8 +15,9 @@ class Case:
 
     def __str__(self) -> str:
         setting = self.setting
-        told = [self.workload, *map(str, setting.options.values()), f"{setting.size}, batch {setting.batch}"]
-        return ", ".join([*told, "inference" if setting.is_inference else setting.optimizer or ""])
+        options = [str(value) for value in setting.options.values()]
+        mode = "inference" if setting.is_inference else setting.optimizer
+        return ", ".join([self.workload, *options, f"{setting.size}, batch {setting.batch}", str(mode)])
 
 
 def _case(workload: str, size: int, batch: int, optimizer: str | None = "sgd", **options: Any) -> Case:

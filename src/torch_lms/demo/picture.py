@@ -45,7 +45,8 @@ def write_picture(path: Path, volume: Path, prediction: Path, captions: Captions
         OSError: the file cannot be written.
     """
     with np.load(volume) as arrays:
-        scan, truth = arrays["scan"], arrays["labels"]
+        scan = arrays["scan"]
+        truth = arrays["labels"]
     predicted = np.load(prediction)[tuple(map(slice, scan.shape))]  # without the padding
     height = int(np.argmax(np.count_nonzero(truth, axis=(0, 1))))
     brain = scan[:, :, height] > _FAINTEST * scan.max()
@@ -90,7 +91,8 @@ def _on_one_sheet(panels: list[Image.Image], captions: Captions) -> Image.Image:
     width, height = panels[0].size
     sheet = Image.new("RGB", (len(panels) * (width + _GAP) + _GAP, _HEAD + height + _FOOT), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    large, small = ImageFont.load_default(24), ImageFont.load_default(17)
+    large = ImageFont.load_default(24)
+    small = ImageFont.load_default(17)
     draw.text((_GAP, 18), captions.title, _TEXT, large)
     draw.text((_GAP, 50), captions.subtitle, _FAINT, small)
     for index, (panel, caption) in enumerate(zip(panels, _PANELS, strict=True)):

@@ -245,7 +245,7 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         message = str(error)
-    # Out of memory is told here: above, the traceback still holds the tensors of the operation that failed.
+    # Out of memory is reported here: above, the traceback still holds the tensors of the operation that failed.
     if message is not None:
         set_rlimit_data(resource.getrlimit(resource.RLIMIT_DATA)[1])
         tell("out_of_memory", message=message, **peak(device))
