@@ -54,7 +54,7 @@ def brain(_: Path, scratch: Path) -> Path:
     """The MNI152 template at 3 mm, with grey and white matter, as a NIfTI pair."""
     import nibabel
 
-    from torch_lms.cli.demo_data import read_brain, write_volume
+    from torch_lms.demo.data import read_brain, write_volume
 
     write_volume(read_brain(), scratch / "brain.npz", 3)
     with np.load(scratch / "brain.npz") as volumes:

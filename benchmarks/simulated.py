@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from torch_lms.answers import Question
 from torch_lms.capture import work as counted
-from torch_lms.cli.plan_answer import Question
-from torch_lms.cli.plan_target import Setting, Traced, find
 from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Disk, Link, Machine, calibration_for, load
 from torch_lms.planner import Speeds, bound_seconds, forecast
 from torch_lms.runtime.calibrate import this_machine
 from torch_lms.sim import timed
+from torch_lms.targets import Setting, Traced, find
 from torch_lms.trace import demand_curve
 
 WORKLOADS = {

@@ -16,7 +16,7 @@ from nets import DeepLab, UNet3d, encoder, resnet
 from torch import nn
 
 import torch_lms
-from torch_lms.cli.demo_train import UNet
+from torch_lms.demo.train import UNet
 from torch_lms.planner import floor_bytes
 from torch_lms.runtime.stats import Stats
 from torch_lms.units import format_bytes

@@ -10,13 +10,13 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
 
-from torch_lms.cli import plan_answer
-from torch_lms.cli.plan_answer import Question, largest
-from torch_lms.cli.plan_target import Setting, Target, find
+from torch_lms.answers import Question, largest, question, step
 from torch_lms.machine import Calibration, Machine, calibration_for, load
+from torch_lms.targets import Setting, Target, find
 from torch_lms.trace import Trace
 
 WORKLOADS = {"deeplabv3plus": 2, "googlenet": 8, "gpt": 1, "gscnn": 2, "resnet50": 1, "unet3d": 1}
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 def rows(what: str, workloads: Sequence[str], machines: Sequence[str], starts: int) -> Iterator[Row]:
     """One after the other."""
     for workload in workloads:
-        with _remembered("trace", _of_step), _remembered("forecast", _of_machine):
+        with _remembered(question, "trace", _of_step), _remembered(step, "forecast", _of_machine):
             for machine in machines:
                 yield _row(what, workload, machine, starts)
 
@@ -64,17 +64,17 @@ def _row(what: str, workload: str, name: str, starts: int) -> Row:
     for times in TIMES[:starts]:
         start = max(1, round(times * getattr(target, what)))
         size, batch = (start, WORKLOADS[workload]) if what == "size" else (None, start)
-        question = Question(workload, target, Setting(size=size, batch=batch), "planned", None)
-        found = largest(question, what, machine, calibration_for(machine.accelerator))
+        asked = Question(workload, target, Setting(size=size, batch=batch), "planned", None)
+        found = largest(asked, what, machine, calibration_for(machine.accelerator))
         assert found.largest is not None
         answers[start] = found.largest.without, found.largest.with_lms
         fits = fits and found.forecast.fits_with
     return Row(workload, name, answers, fits)
 
 
-def _remembered(name: str, key: Callable[..., Any]) -> Any:
-    """The function of that name that answers call: asked once for arguments with the same key."""
-    function: Callable[..., Any] = getattr(plan_answer, name)
+def _remembered(module: ModuleType, name: str, key: Callable[..., Any]) -> Any:
+    """Patches the function of that name that ``module`` calls: it is asked once for arguments with the same key."""
+    function: Callable[..., Any] = getattr(module, name)
     known: dict[Any, Any] = {}
 
     def ask(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +86,7 @@ def _remembered(name: str, key: Callable[..., Any]) -> Any:
             raise outcome
         return outcome
 
-    return mock.patch.object(plan_answer, name, ask)
+    return mock.patch.object(module, name, ask)
 
 
 def _of_step(name: str, target: Target, setting: Setting) -> str:

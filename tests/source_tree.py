@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[1] / "src" / "torch_lms"
 WORKLOADS = SOURCES.with_name("torch_lms_workloads")
 
-GROUND = frozenset({"errors", "units", "imported"})
+GROUND = frozenset({"errors", "units", "import_hooks"})
 LOW = GROUND | {"trace", "machine"}
 DECISIONS = LOW | {"residency", "policy"}
 MODELS = DECISIONS | {"pager", "timeline"}
@@ -15,7 +15,7 @@ MECHANISMS = MODELS | {"engine", "stores", "capture"}
 
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
-    "imported": frozenset(),
+    "import_hooks": frozenset(),
     "units": frozenset({"errors"}),
     "trace": GROUND,
     "machine": GROUND,
@@ -31,7 +31,15 @@ FLOORS: dict[str, frozenset[str]] = {
     "runtime": MECHANISMS | {"sim", "planner"},
     "report": GROUND | {"timeline", "machine"},
     "compat": MECHANISMS | {"planner", "runtime"},
-    "cli": MECHANISMS | {"planner", "runtime", "sim", "report", "compat"},
+    "output": frozenset(),
+    "named_values": frozenset({"errors"}),
+    "plugins": frozenset({"errors"}),
+    "targets": GROUND | {"plugins", "trace", "capture"},
+    "answers": LOW | {"planner", "runtime", "targets"},
+    "demo": frozenset({"units"}),
+    "cli": MECHANISMS
+    | {"planner", "runtime", "sim", "report", "compat"}
+    | {"output", "named_values", "plugins", "targets", "answers", "demo"},
     "__main__": frozenset({"cli"}),
 }
 """What each floor may import beside itself."""

@@ -9,10 +9,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests import plan_starts
+from torch_lms.cli import plan_validate
 from torch_lms.cli.main import group
-from torch_lms.cli.plan_target import Setting, find, trace
-from torch_lms.machine import Disk, load, text_of
+from torch_lms.cli.plan_cases import Case
+from torch_lms.machine import Disk, calibration_for, load, text_of
 from torch_lms.planner import POLICIES
+from torch_lms.targets import Setting, find, trace
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "own_model.py") + ":segmenter"
 KEYS = {
@@ -318,6 +320,8 @@ def test_for_people() -> None:
     assert result.exit_code == 0
     for told in ("fits without LMS", "limit / W", "overhead", "alive at the peak", "Fits with LMS"):
         assert told in result.output
+    for label in ("working set (W)", "evicted, a step", "fetched, a step", "recomputed, a step"):
+        assert label in result.output
 
 
 MODULE = """
@@ -417,3 +421,37 @@ def test_this_machine_has_to_be_measured_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     result = run("resnet50")
     assert "run `torch-lms doctor --calibrate`" in str(result.exception)
+
+
+SMALL_STEP = Case("resnet50", Setting(size=64, batch=2, options={"model": "resnet18"}, optimizer="sgd", device="cpu"))
+
+
+def test_validation_measures_memory_even_where_time_was_never_calibrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(plan_validate, "MEMORY", (SMALL_STEP,))
+    target = tmp_path / "v.json"
+    result = run("--validate", "--json", str(target))
+    assert result.exit_code == 0, result.output or result.exception
+    assert "| resnet50, resnet18, 64, batch 2, sgd | " in result.output
+    assert "error: median 0.0 %, worst 0.0 %, 1 cases" in result.output
+    assert "Time: omitted" in result.output
+    found = json.loads(target.read_text())
+    (compared,) = found["demand_bytes"]
+    assert compared["predicted"] == compared["measured"] > 0
+    assert found["stock_s"] == found["planned_s"] == []
+
+
+def test_validation_compares_times_with_and_without_lms(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = replace(load(V100), gpus=1, sockets=1, link=None, switch=None, disk=Disk(1e9, 1e9, 1 << 40))
+    here = there, calibration_for(there.accelerator)
+    monkeypatch.setattr("torch_lms.runtime.calibrate.this_machine", lambda: here)
+    monkeypatch.setattr(plan_validate, "MEMORY", ())
+    monkeypatch.setattr(plan_validate, "TIME", (SMALL_STEP,))
+    monkeypatch.setattr(plan_validate, "_WARM_UP", 0)
+    monkeypatch.setattr(plan_validate, "_STEPS", 1)
+    shown = " ".join(run("--validate").output.split())
+    assert "Time: a step here, stock" in shown
+    assert "Time: a step here, planned, demand/2" in shown
+    assert shown.count("| resnet50, resnet18, 64, batch 2, sgd | ") == 2

@@ -19,11 +19,14 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from rich.console import Console
 
-from torch_lms.cli import demo, demo_child, demo_runs, demo_train
-from torch_lms.cli.demo_child import Ready, train
-from torch_lms.cli.demo_data import Brain, read_brain, write_volume
-from torch_lms.cli.demo_picture import Captions, write_picture
-from torch_lms.cli.demo_report import Demo, Outcome, Run, as_json, shortcomings, table, verdict
+from torch_lms.cli import demo
+from torch_lms.demo import child as demo_child
+from torch_lms.demo import runs as demo_runs
+from torch_lms.demo import train as demo_train
+from torch_lms.demo.child import Ready, train
+from torch_lms.demo.data import Brain, read_brain, write_volume
+from torch_lms.demo.picture import Captions, write_picture
+from torch_lms.demo.report import Demo, Outcome, Run, as_json, shortcomings, table, verdict
 
 MB = 10**6
 LOSSES = ((0.75).hex(), (0.5).hex(), (0.375).hex())

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from traffic import ADAM, LARGE, MIN_SIZE, SGD, STEPS, WARM_UP, Step, demand_of, measure, one_thread, training
 
 import torch_lms
-from torch_lms.cli.demo_train import UNet
+from torch_lms.demo.train import UNet
 from torch_lms.engine import engine
 from torch_lms.planner import Speeds, floor_bytes
 

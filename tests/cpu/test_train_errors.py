@@ -7,7 +7,7 @@ import torch
 from small_data import classes, pair, picture, voc, volume
 from train_rig import VOLUMES, done, refused
 
-from torch_lms_workloads.commands import room
+from torch_lms_workloads.commands import out_of_memory
 from torch_lms_workloads.training.checkpoints import NAME
 from torch_lms_workloads.training.stepper import Stepper
 
@@ -80,9 +80,9 @@ def test_out_of_memory_names_the_option_and_the_size(monkeypatch: pytest.MonkeyP
         raise torch.OutOfMemoryError("tried to allocate 5.00 GiB")
 
     monkeypatch.setattr(Stepper, "__call__", fails)
-    monkeypatch.setattr(room, "room_bytes", lambda device: 40_000_000)
+    monkeypatch.setattr(out_of_memory, "room_bytes", lambda device: 40_000_000)
     told = refused("train", *VOLUMES, "--steps", 1, "--no-lms")
-    assert "out of memory without LMS, at size 32, batch 1: leave --no-lms away, with it sizes up to " in told
+    assert "out of memory without LMS, at size 32, batch 1: omit --no-lms, with it sizes up to " in told
     assert "; without it sizes up to " in told
     assert "(tried to allocate 5.00 GiB)" in told
 
@@ -130,7 +130,7 @@ def test_checkpoints_of_something_else(checkpoint: Path, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (("--set", "classes=5"), "synthetic has 5 classes and"),
-        (("--set", "levels=4"), "levels of the network is the checkpoint's: leave it away"),
+        (("--set", "levels=4"), "levels of the network is the checkpoint's: omit it"),
         (("--pictures", __file__), "is no folder: name another"),
     ],
 )

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from torch_lms.cli import main as cli
-from torch_lms.cli.further import ENTRY_POINTS, loaded, summary_of
-from torch_lms.cli.named_values import named_values
-from torch_lms.cli.output import json_option, people_console, to_plain, write_json
 from torch_lms.errors import LmsError, SessionError, UsageError, WorkingSetError
+from torch_lms.named_values import named_values
+from torch_lms.output import json_option, people_console, to_plain, write_json
+from torch_lms.plugins import COMMANDS_GROUP, loaded, summary_of
 
 Run = Callable[..., int | str | None]
 
@@ -96,7 +96,7 @@ def test_a_command_whose_requirements_are_missing_says_what_to_install() -> None
 
 
 def point(name: str, value: str) -> EntryPoint:
-    return EntryPoint(name, value, ENTRY_POINTS)
+    return EntryPoint(name, value, COMMANDS_GROUP)
 
 
 @pytest.mark.parametrize(

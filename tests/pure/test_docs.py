@@ -112,7 +112,7 @@ def test_commands_name_what_there_is(line: str) -> None:
         assert set(chosen.get("machines", "this").split(",")) <= {"this", *names()}
     else:  # what imports torch is read instead
         ours = [f"src/torch_lms_workloads/commands/{file}.py" for file in (name, "options")]
-        places = [name] if program == "python" else [*ours, "src/torch_lms/cli/output.py"]
+        places = [name] if program == "python" else [*ours, "src/torch_lms/output.py"]
         source = "".join((ROOT / place).read_text() for place in places)
         assert all(f'"{word}"' in source for word in given if word.startswith("--"))
     if name in ("plan", "train", "eval"):

@@ -14,16 +14,33 @@ from source_tree import FLOORS, SOURCES, WORKLOADS, floor_of, name_of, parameter
 MOST_LINES = 800
 
 MAY_IMPORT_TORCH = frozenset({"stores", "capture", "runtime", "compat"})
-"""At the top of a file. The command line may, too, where a command does its work."""
+"""At the top of a file."""
 
-COMMAND_LINE_WITH_TORCH = frozenset({"cli.demo_train"})
+MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers"})
+"""Inside a function that does its work, so that the command line starts without torch."""
+
+SCRIPTS_WITH_TORCH = frozenset({"demo.train"})
 """The program that the demo runs in processes of its own."""
+
+USERS_OF_THE_PACKAGE = frozenset({"cli", "demo"})
+"""They import ``torch_lms`` as its users do. Everybody else imports submodules: the package is what is made of them."""
+
+PUBLIC_TO_WORKLOADS = frozenset(
+    {
+        *("torch_lms", "torch_lms.errors", "torch_lms.units"),
+        *("torch_lms.output", "torch_lms.named_values", "torch_lms.targets", "torch_lms.answers"),
+    }
+)
+"""What the second package may import of this one, and a package of a user's that brings commands, too."""
 
 WITHOUT_TORCH = [
     "torch_lms",
     "torch_lms.errors",
     "torch_lms.units",
-    "torch_lms.imported",
+    "torch_lms.import_hooks",
+    "torch_lms.output",
+    "torch_lms.named_values",
+    "torch_lms.plugins",
     "torch_lms.trace",
     "torch_lms.machine",
     "torch_lms.residency",
@@ -33,6 +50,9 @@ WITHOUT_TORCH = [
     "torch_lms.sim",
     "torch_lms.planner",
     "torch_lms.report",
+    "torch_lms.targets",
+    "torch_lms.answers",
+    "torch_lms.demo",
     "torch_lms.cli.main",
 ]
 
@@ -121,10 +141,11 @@ def test_the_package_itself_loads_nothing() -> None:
     ] == []
 
 
-def test_only_the_command_line_uses_the_package_as_its_users_do() -> None:
-    """Everybody else imports submodules: the package is what is made of them."""
+def test_only_the_command_line_and_the_demo_use_the_package_as_its_users_do() -> None:
     wrong = [
-        str(found) for found in imports() if floor_of(found.importer) not in ("", "cli") and "" in set(targets(found))
+        str(found)
+        for found in imports()
+        if found.importer and floor_of(found.importer) not in USERS_OF_THE_PACKAGE and "" in set(targets(found))
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -169,7 +190,8 @@ def test_torch_is_imported_only_where_bytes_move() -> None:
         for found in imports()
         if found.module.split(".")[0] == "torch"
         and floor_of(found.importer) not in MAY_IMPORT_TORCH
-        and not (floor_of(found.importer) == "cli" and (found.deferred or found.importer in COMMAND_LINE_WITH_TORCH))
+        and not (floor_of(found.importer) in MAY_IMPORT_TORCH_INSIDE and found.deferred)
+        and found.importer not in SCRIPTS_WITH_TORCH
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -208,13 +230,11 @@ def test_workloads_are_found_and_never_imported() -> None:
 
 
 def test_workloads_use_the_package_as_its_users_do() -> None:
-    """Their commands also use the frame that all commands have."""
-    used = {found for found in imports_of_workloads() if found[1].module.split(".")[0] == SOURCES.name}
-    public = {"torch_lms", "torch_lms.errors", "torch_lms.units"}
+    """They use the public modules alone, and nothing of the command line."""
     assert [
         f"{found.importer}, line {found.line}: imports {found.module}"
-        for floor, found in used
-        if found.module not in public and not (floor == "commands" and found.module.startswith("torch_lms.cli."))
+        for _, found in imports_of_workloads()
+        if found.module.split(".")[0] == SOURCES.name and found.module not in PUBLIC_TO_WORKLOADS
     ] == []
 
 

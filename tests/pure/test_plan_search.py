@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 
-from torch_lms.cli.plan_search import largest_that_fits
+from torch_lms.answers.search import largest_that_fits
 
 STARTS = (*range(1, 40), *(round(1.7**n) for n in range(7, 35)))
 LIMIT = 1e9

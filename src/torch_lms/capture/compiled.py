@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from torch_lms.capture.patches import DYNAMO_RULES, Patches
-from torch_lms.imported import once_imported
+from torch_lms.import_hooks import once_imported
 
 _REGIONS_MODULE = "torch._inductor.output_code"
 _REGIONS = ("CompiledFxGraph", "CompiledAOTI")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_lms.imported import once_imported
+from torch_lms.import_hooks import once_imported
 
 DYNAMO_RULES = "torch._dynamo.trace_rules"
 """The module in which Dynamo, the compiler's front end, keeps what it may look into."""

@@ -19,7 +19,7 @@ from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
 from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among
 from torch_lms.errors import UnsupportedError
-from torch_lms.imported import once_imported
+from torch_lms.import_hooks import once_imported
 
 _Roads = dict[Any, tuple[str, ...]]
 """Names of functions, by where they stand."""

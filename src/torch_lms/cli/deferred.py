@@ -1,4 +1,4 @@
-"""Act when a script imports torch, not before.
+"""Acts when a script imports torch, not before.
 
 A script may set ``OMP_NUM_THREADS``, ``CUDA_VISIBLE_DEVICES`` or ``PYTORCH_CUDA_ALLOC_CONF`` and then import torch.
 If we imported torch first, the script would run on other threads or another device than under plain ``python``.
@@ -11,7 +11,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from torch_lms.imported import once_imported
+from torch_lms.import_hooks import once_imported
 
 
 def once_torch_is_imported(action: Callable[[], None]) -> None:
@@ -22,7 +22,10 @@ def once_torch_is_imported(action: Callable[[], None]) -> None:
 
 
 class _TorchFirst(MetaPathFinder):
-    """Our modules import torch. The action uses them, so none may be half imported when it is called."""
+    """Imports torch before the first module of ours.
+
+    Our modules import torch. The action uses them, so none may be half imported when it is called.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

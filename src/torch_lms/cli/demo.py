@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from torch_lms.cli.failure import FAILED
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.output import JsonTarget, json_option, people_console, write_json
 
 if TYPE_CHECKING:
-    from torch_lms.cli.demo_report import Demo
+    from torch_lms.demo.report import Demo
+
+
+_DEFAULT_SIZE = 2
 
 
 def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
-    """Checked before the work begins, as the JSON's name is."""
+    """Check the name before the work begins, as the JSON's name is checked."""
     if value.suffix.lower() != ".png":
         raise click.BadParameter(f"expected the name of a .png file, got {str(value)!r}")
     if not value.absolute().parent.is_dir():
@@ -29,7 +32,7 @@ def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) 
     "--size",
     type=click.IntRange(1, 3),
     metavar="MM",
-    help="Side of a voxel in mm, 1 to 3 (default 2). At 1 mm everything takes eight times as much.",
+    help=f"Side of a voxel in mm, 1 to 3 (default {_DEFAULT_SIZE}). At 1 mm everything takes eight times as much.",
 )
 @click.option("--full", is_flag=True, help="The finest volume, 197 x 233 x 189 voxels: the same as --size 1.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
@@ -66,10 +69,13 @@ def command(
     if full and size not in (None, 1):
         raise click.UsageError("--full is --size 1: give one of the two")
     _check_machine(device)
-    from torch_lms.cli.demo_runs import Settings, perform
+    from torch_lms.demo.runs import Settings, perform
 
-    voxel_mm = 1 if full else size or 2
-    demo = perform(Settings(steps, voxel_mm, device, spill_dir and spill_dir.absolute(), picture))
+    if spill_dir is not None:
+        spill_dir = spill_dir.absolute()
+    if full:
+        size = 1
+    demo = perform(Settings(steps, size or _DEFAULT_SIZE, device, spill_dir, picture))
     return _show(demo, picture, json_to)
 
 
@@ -83,11 +89,12 @@ def _check_machine(device: str) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise click.ClickException("PyTorch sees no CUDA device here: leave --device cuda away")
+            raise click.ClickException("PyTorch sees no CUDA device here: omit --device cuda")
 
 
 def _show(demo: "Demo", picture: Path, json_to: JsonTarget | None) -> int:
-    from torch_lms.cli.demo_report import Outcome, as_json, shortcomings, table, verdict
+    """Print the table, and the verdict or what went wrong; gives the exit code."""
+    from torch_lms.demo.report import Outcome, as_json, shortcomings, table, verdict
 
     console = people_console(json_to)
     console.print(table(demo))

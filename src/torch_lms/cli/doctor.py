@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.output import JsonTarget, json_option, people_console, write_json
 from torch_lms.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _calibrate(console: "Console", spill_dir: Path | None, json_to: JsonTarget |
             for kind, (flops, memory) in calibration.efficiencies.items()
         ),
         f"  LMS adds {format_seconds(calibration.paging_op_s)} to an operation while room is short",
-        f"  steps of four small networks are told with a median error of {calibration.error:.0%}",
+        f"  steps of four small networks are predicted with a median error of {calibration.error:.0%}",
         f"kept in {path}",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
@@ -100,7 +100,8 @@ def _versions(machine: "Machine") -> Rows:
 
 def _devices(machine: "Machine") -> Iterator[tuple[str, str]]:
     for device in machine.accelerators:
-        free, total = format_bytes(device.free_bytes), format_bytes(device.total_bytes)
+        free = format_bytes(device.free_bytes)
+        total = format_bytes(device.total_bytes)
         yield device.device, f"{device.model}, {free} free of {total}"
     cpu = machine.processor
     yield "cpu", f"{cpu.model}, {cpu.usable_cores} of {cpu.cores} cores usable, {cpu.torch_threads} threads for torch"

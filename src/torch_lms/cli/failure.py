@@ -10,6 +10,6 @@ INTERRUPTED = 130
 
 
 def explain(error: LmsError) -> int:
-    """Say what went wrong on standard error; the exit code that it deserves."""
+    """Say what went wrong on standard error; gives the exit code."""
     print(f"torch-lms: error: {' '.join(str(error).split())}", file=sys.stderr)
     return BAD_USAGE if isinstance(error, UsageError) else FAILED

@@ -11,10 +11,11 @@ from typing import NoReturn, cast
 import click
 
 from torch_lms.cli.failure import FAILED, INTERRUPTED, explain
-from torch_lms.cli.further import further_commands, loaded, summary_of
 from torch_lms.errors import LmsError
+from torch_lms.plugins import COMMANDS_GROUP, installed, loaded, summary_of
 
-# The name of the module under torch_lms.cli, and what `torch-lms --help` says of it without importing it.
+# Our commands, by the name of the module under torch_lms.cli, with what `torch-lms --help` says of each without
+# importing it. Those of other packages are found by their entry points.
 COMMANDS = {
     "demo": "Watch stock PyTorch run out of memory on a brain scan, and LMS train on it, equal to the bit.",
     "run": "Run a Python script or module, unmodified, with LMS on.",
@@ -28,17 +29,21 @@ class _LazyCommands(click.Group):
     """Imports a command's module when that command is asked for: torch takes seconds to import."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*COMMANDS, *(point.name for point in further_commands())]
+        return [*COMMANDS, *(point.name for point in installed(COMMANDS_GROUP))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in COMMANDS:
-            return cast(click.Command, importlib.import_module(f"torch_lms.cli.{cmd_name}").command)
-        return next((loaded(point) for point in further_commands() if point.name == cmd_name), None)
+            module = importlib.import_module(f"torch_lms.cli.{cmd_name}")
+            return cast(click.Command, module.command)
+        for point in installed(COMMANDS_GROUP):
+            if point.name == cmd_name:
+                return cast(click.Command, loaded(point))
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        further = [(point.name, summary_of(point)) for point in further_commands()]
+        of_others = [(point.name, summary_of(point)) for point in installed(COMMANDS_GROUP)]
         with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items(), *further])
+            formatter.write_dl([*COMMANDS.items(), *of_others])
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -75,10 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     explain, so it runs when nothing of click is left on the stack: ``run`` gives the user's script this way.
     """
     outcome = _obey(arguments)
-    sys.exit(outcome() if callable(outcome) else outcome)
+    if callable(outcome):
+        outcome = outcome()
+    sys.exit(outcome)
 
 
 def _obey(arguments: Sequence[str] | None) -> int | Callable[[], None] | None:
+    """Run the command; gives what it returned, or the exit code of its error, which has been shown."""
     try:
         outcome: int | Callable[[], None] | None = group.main(arguments, prog_name="torch-lms", standalone_mode=False)
         sys.stdout.flush()
@@ -96,7 +104,7 @@ def _obey(arguments: Sequence[str] | None) -> int | Callable[[], None] | None:
 
 
 def _discard_output() -> None:
-    """Nobody reads what we print (``torch-lms doctor | head -1``): keep Python's flush at exit from complaining."""
+    """Keep Python's flush at exit from complaining that nobody reads what we print (``torch-lms doctor | head -1``)."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,85 +1,32 @@
-"""How good the model is: memory and time measured here beside what was predicted, and what was published."""
+"""``torch-lms plan --validate``: memory and time measured on this machine, beside what was predicted."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from torch_lms.cli.plan_history import Row, rows
-from torch_lms.cli.plan_target import Setting, Target, find, trace
+from torch_lms.cli.plan_cases import MEMORY, TIME, Case
 from torch_lms.errors import UsageError
 from torch_lms.machine import Calibration, Machine
 from torch_lms.planner import forecast
+from torch_lms.targets import Setting, Target, find, trace
 from torch_lms.trace import demand_curve
 from torch_lms.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_WARM_UP, _STEPS = 3, 3
+_WARM_UP = 3
+_STEPS = 3
 _OVERSUBSCRIPTION = 2
-
-
-@dataclass(frozen=True)
-class Case:
-    """A step that can be run here."""
-
-    workload: str
-    setting: Setting
-
-    def __str__(self) -> str:
-        setting = self.setting
-        told = [self.workload, *map(str, setting.options.values()), f"{setting.size}, batch {setting.batch}"]
-        return ", ".join([*told, "inference" if setting.is_inference else setting.optimizer or ""])
-
-
-def _case(workload: str, size: int, batch: int, optimizer: str = "sgd", **options: Any) -> Case:
-    return Case(workload, Setting(size, batch, options, optimizer or None, device="cpu", is_inference=not optimizer))
-
-
-MEMORY = (
-    _case("resnet50", 64, 4),
-    _case("resnet50", 96, 2, "adamw"),
-    _case("resnet50", 128, 2, ""),
-    _case("resnet50", 96, 4, model="resnet18"),
-    _case("resnet50", 64, 8, "adam", model="resnet18"),
-    _case("resnet50", 128, 2, "rmsprop", model="mobilenetv2_100"),
-    _case("resnet50", 96, 2, model="densenet121"),
-    _case("resnet50", 96, 2, "adagrad", model="efficientnet_b0"),
-    _case("googlenet", 96, 4),
-    _case("googlenet", 64, 8, "adamw"),
-    _case("googlenet", 128, 2, ""),
-    _case("deeplabv3plus", 129, 2, backbone="mobilenetv2_100"),
-    _case("deeplabv3plus", 97, 2, "adamw", backbone="mobilenetv2_100"),
-    _case("deeplabv3plus", 97, 2, backbone="resnet50"),
-    _case("deeplabv3plus", 65, 2, backbone="resnet50", output_stride=8),
-    _case("deeplabv3plus", 65, 2, backbone="xception65"),
-    _case("unet3d", 32, 1),
-    _case("unet3d", 32, 2, "adamw"),
-    _case("unet3d", 48, 1, channels=16),
-    _case("unet3d", 48, 1, "", channels=16),
-    _case("gscnn", 64, 2, backbone="resnet50"),
-    _case("gpt", 128, 2, "adamw", layers=2, hidden=256, heads=4, vocabulary=1000),
-    _case("gpt", 256, 2, layers=4, hidden=256, heads=4, vocabulary=1000),
-)
-
-TIME = (
-    _case("resnet50", 192, 4),
-    _case("resnet50", 160, 8, model="resnet18"),
-    _case("googlenet", 192, 8),
-    _case("deeplabv3plus", 257, 2, backbone="mobilenetv2_100"),
-    _case("deeplabv3plus", 193, 2, backbone="resnet50"),
-    _case("unet3d", 64, 1),
-    _case("unet3d", 96, 1, channels=16),
-    _case("gpt", 512, 4, "adamw", layers=4, hidden=512, heads=8, vocabulary=5000),
-)
+"""Planned steps run at the demand over this."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Of a case, what was predicted and what was measured."""
+    """What was predicted of a case, and what was measured."""
 
     case: str
     predicted: float
@@ -87,83 +34,98 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """Relative to what was measured."""
+        """The error of the prediction, relative to what was measured."""
         return self.predicted / self.measured - 1
 
 
 @dataclass
 class Validation:
-    """All of it."""
+    """All comparisons: bytes of memory, seconds of a step without LMS, seconds of a planned one."""
 
     demand_bytes: list[Compared] = field(default_factory=list)
     stock_s: list[Compared] = field(default_factory=list)
     planned_s: list[Compared] = field(default_factory=list)
-    published: list[Row] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
-        """For programs."""
+        """The comparisons as plain values, for programs."""
         return asdict(self)
 
 
 def validate(console: "Console") -> Validation:
-    """Measure, predict, print. Takes minutes."""
+    """Predict, measure and print, case by case. Takes minutes."""
     found = Validation()
-    _print(console, "Memory: bytes that a step holds at once", ("case", "predicted", "measured", "error"))
+    _show_title(console, "Memory: bytes that a step holds at once")
     for case in MEMORY:
         compared = Compared(str(case), _predicted_demand(case), _measured_demand(case))
         found.demand_bytes.append(compared)
-        _row(console, compared, format_bytes)
-    _summary(console, found.demand_bytes)
-    try:
-        from torch_lms.runtime.calibrate import this_machine
+        _show(console, compared, format_bytes)
+    _show_errors(console, found.demand_bytes)
 
-        here = this_machine()
+    from torch_lms.runtime.calibrate import this_machine
+
+    try:
+        machine, calibration = this_machine()
     except UsageError as error:
-        console.print(f"\nTime: left out, {error}", markup=False, soft_wrap=True)
-    else:
-        for name, into, share in (
-            ("stock", found.stock_s, 0),
-            ("planned, demand/2", found.planned_s, _OVERSUBSCRIPTION),
-        ):
-            _print(console, f"Time: a step here, {name}", ("case", "predicted", "measured", "error"))
-            for case in TIME:
-                timed = _timed(case, share, *here)
-                if timed is None:
-                    _line(console, (str(case), "does not fit", "-", "-"))
-                    continue
-                into.append(timed)
-                _row(console, timed, format_seconds)
-            _summary(console, into)
-    headings = ("work", "setting", "published", "simulated, policy of its day", "ours", "remark")
-    _print(console, "What was published", headings)
-    for row in rows():
-        found.published.append(row)
-        _line(console, vars(row).values())
+        console.print(f"\nTime: omitted, {error}", markup=False, soft_wrap=True)
+        return found
+    _show_title(console, "Time: a step here, stock")
+    found.stock_s = _compare_times(console, machine, calibration, oversubscription=None)
+    _show_title(console, f"Time: a step here, planned, demand/{_OVERSUBSCRIPTION}")
+    found.planned_s = _compare_times(console, machine, calibration, oversubscription=_OVERSUBSCRIPTION)
     return found
 
 
-def _print(console: "Console", title: str, headings: Sequence[str]) -> None:
+def _compare_times(
+    console: "Console", machine: Machine, calibration: Calibration, *, oversubscription: int | None
+) -> list[Compared]:
+    """Compare seconds of a step: without LMS, or planned at the demand over ``oversubscription``."""
+    found = []
+    for case in TIME:
+        traced = trace(case.workload, find(case.workload), case.setting)
+        limit = None
+        if oversubscription is not None:
+            limit = demand_curve(traced.trace).demand_bytes // oversubscription
+        policy = "none" if limit is None else "planned"
+        predicted = forecast(traced.trace, machine, calibration, items=traced.items, policy=policy, limit=limit)
+        if predicted.step_s is None:
+            _show_cells(console, (str(case), "does not fit", "-", "-"))
+            continue
+        compared = Compared(str(case), predicted.step_s, _measured_s(case, limit))
+        found.append(compared)
+        _show(console, compared, format_seconds)
+    _show_errors(console, found)
+    return found
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _show_title(console: "Console", title: str) -> None:
+    headings = ("case", "predicted", "measured", "error")
     console.print(f"\n{title}\n", markup=False)
-    _line(console, headings)
-    _line(console, ["---"] * len(headings))
+    _show_cells(console, headings)
+    _show_cells(console, ["---"] * len(headings))
 
 
-def _line(console: "Console", cells: Iterable[str]) -> None:
+def _show(console: "Console", compared: Compared, shown: Callable[[float], str]) -> None:
+    error = f"{100 * compared.error:+.1f} %"
+    _show_cells(console, (compared.case, shown(compared.predicted), shown(compared.measured), error))
+
+
+def _show_cells(console: "Console", cells: Iterable[str]) -> None:
     console.print(f"| {' | '.join(cells)} |", markup=False, soft_wrap=True)
 
 
-def _row(console: "Console", compared: Compared, shown: Callable[[float], str]) -> None:
-    _line(
-        console, (compared.case, shown(compared.predicted), shown(compared.measured), f"{100 * compared.error:+.1f} %")
-    )
-
-
-def _summary(console: "Console", compared: Sequence[Compared]) -> None:
+def _show_errors(console: "Console", compared: Sequence[Compared]) -> None:
     if not compared:
         return
     errors = [abs(one.error) for one in compared]
-    told = f"error: median {100 * median(errors):.1f} %, worst {100 * max(errors):.1f} %, {len(errors)} cases"
-    console.print(f"\n{told}", markup=False)
+    median_error = f"{100 * median(errors):.1f} %"
+    worst_error = f"{100 * max(errors):.1f} %"
+    console.print(f"\nerror: median {median_error}, worst {worst_error}, {len(errors)} cases", markup=False)
+
+
+# -- predictions and measurements ------------------------------------------------------------------------------------
 
 
 def _predicted_demand(case: Case) -> int:
@@ -175,38 +137,30 @@ def _measured_demand(case: Case) -> int:
 
     with torch_lms.session(limit="1TB", device="cpu") as lms:
         step = _new_step(find(case.workload), case.setting)
-        for _ in range(2):
+        for _ in range(2):  # the optimizer makes its state in the first
             step()
         return lms.stats().demand_bytes
 
 
-def _timed(case: Case, oversubscription: int, machine: Machine, calibration: Calibration) -> Compared | None:
-    """None: it does not fit here."""
-    traced = trace(case.workload, find(case.workload), case.setting)
-    limit = demand_curve(traced.trace).demand_bytes // oversubscription if oversubscription else None
-    policy = "planned" if oversubscription else "none"
-    told = forecast(traced.trace, machine, calibration, items=traced.items, policy=policy, limit=limit)
-    return None if told.step_s is None else Compared(str(case), told.step_s, _measured_s(case, limit))
-
-
 def _measured_s(case: Case, limit: int | None) -> float:
+    """The median seconds of a step, under LMS if there is a limit."""
     import torch_lms
 
-    session: AbstractContextManager[Any] = nullcontext() if limit is None else torch_lms.session(limit=limit)
-    with session:
+    with nullcontext() if limit is None else torch_lms.session(limit=limit):
         step = _new_step(find(case.workload), case.setting)
-        return median(list(_durations(step))[_WARM_UP:])
+        for _ in range(_WARM_UP):
+            step()
+        return median(_seconds(step) for _ in range(_STEPS))
 
 
-def _durations(step: Callable[[], None]) -> Iterator[float]:
-    for _ in range(_WARM_UP + _STEPS):
-        started = time.perf_counter()
-        step()
-        yield time.perf_counter() - started
+def _seconds(step: Callable[[], None]) -> float:
+    began_s = time.perf_counter()
+    step()
+    return time.perf_counter() - began_s
 
 
 def _new_step(target: Target, setting: Setting) -> Callable[[], None]:
-    """The step of ``target``, to be run."""
+    """Make the model of ``target``; what is returned runs a step of it."""
     import torch
 
     from torch_lms.capture.fake import new_optimizer

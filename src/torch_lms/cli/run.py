@@ -1,4 +1,4 @@
-"""``torch-lms run``: a user's script, unmodified, with LMS on."""
+"""``torch-lms run``: runs a user's script, unmodified, with LMS on."""
 
 import atexit
 import os
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torch_lms.cli.as_python import exit_code_of, run_as_main
 from torch_lms.cli.deferred import once_torch_is_imported
 from torch_lms.cli.failure import explain
-from torch_lms.cli.output import JsonTarget, json_option, json_target, write_json, write_text
+from torch_lms.cli.run_main import exit_code_of, run_as_main
 from torch_lms.errors import LmsError
+from torch_lms.output import JsonTarget, json_option, json_target, write_json, write_text
 from torch_lms.report import perfetto
 from torch_lms.trace import lines as trace_lines
 from torch_lms.units import parse_bytes
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _size(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Refuse what is no size at all before the script starts; what it is a part of, the session will know."""
+    """Refuse what is no size at all before the script starts. Of what a percentage is taken, the session will know."""
     if value is not None and value != "auto":
         parse_bytes(value, name=option.opts[0], whole=1)
     return value
@@ -110,7 +110,10 @@ class _Targets:
 
 @dataclass
 class _Run:
-    """What is known of the run; ``started``: whether the script has imported torch, and LMS is or was on."""
+    """What is known of the run.
+
+    ``started`` is whether the script has imported torch, and LMS is or was on. ``pid`` tells the script from its forks.
+    """
 
     script: str
     arguments: tuple[str, ...]
@@ -133,7 +136,7 @@ def _run(run: _Run, is_module: bool, targets: _Targets) -> None:
 
 
 def _enable(run: _Run) -> None:
-    if os.getpid() != run.pid:  # forked before the script imported torch
+    if os.getpid() != run.pid:  # a child, forked before the script imported torch
         return
     import torch_lms.compat  # noqa: F401  # IBM's names on torch.cuda, for scripts of 2019
     from torch_lms.runtime.api import enable_for_script
@@ -164,13 +167,14 @@ def _write_results(run: _Run, targets: _Targets) -> None:
         "options": run.options,
         "stats": stats,
     }
-    for target, value in ((targets.stats, stats), (targets.result, result)):
-        if target is not None:
-            _write(partial(write_json, value), target)
+    if targets.stats is not None:
+        _write(partial(write_json, stats), targets.stats)
+    if targets.result is not None:
+        _write(partial(write_json, result), targets.result)
 
 
 def _write_step(step: "Step", targets: _Targets) -> None:
-    """The last step, if room was short in any."""
+    """Write the last step's trace and timeline, if room was short in any step."""
     if targets.trace is not None and step.trace is not None:
         _write(partial(write_text, "".join(f"{line}\n" for line in trace_lines(step.trace))), targets.trace)
     if targets.timeline is not None and step.timeline is not None:

@@ -1,11 +1,11 @@
-"""``torch-lms trace``: what a recorded step did, at a glance."""
+"""``torch-lms trace``: shows what a recorded step did, at a glance."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.output import JsonTarget, json_option, people_console, write_json
 from torch_lms.trace import Curve, LargePage, Summary, demand_curve, load, summarize
 from torch_lms.units import format_bytes, format_seconds
 
@@ -25,7 +25,8 @@ def command(file: Path, json_to: JsonTarget | None) -> None:
     Shows how much the step holds at once over its operations, its ten largest tensors, and who holds the peak.
     """
     trace = load(file)
-    curve, summary = demand_curve(trace), summarize(trace)
+    curve = demand_curve(trace)
+    summary = summarize(trace)
     _show(people_console(json_to), curve, summary)
     if json_to is not None:
         write_json({"summary": summary, "demand_curve": curve.nbytes}, json_to)
@@ -35,10 +36,10 @@ def _show(console: "Console", curve: Curve, summary: Summary) -> None:
     number, name = summary.peak_op
     lines = [
         f"{summary.ops} operations on {summary.pages} pages in {format_seconds(summary.seconds)}",
-        f"demand        {format_bytes(summary.demand_bytes)}, at operation {number} ({name})",
-        f"largest op    {format_bytes(summary.working_set_bytes)}",
+        f"demand           {format_bytes(summary.demand_bytes)}, at operation {number} ({name})",
+        f"working set (W)  {format_bytes(summary.working_set_bytes)}",
         "",
-        f"bytes alive   {_sparkline(curve)}",
+        f"bytes alive      {_sparkline(curve)}",
         "",
         "alive at the peak, by the operation that created them",
         *(f"  {format_bytes(nbytes):>10}  {creator}" for creator, nbytes in summary.holders),
@@ -53,18 +54,25 @@ def _show(console: "Console", curve: Curve, summary: Summary) -> None:
 
 
 def _life(page: LargePage, ops: int) -> str:
-    """From which operation to which."""
+    """From which operation to which ``page`` lives, in a step of ``ops`` operations."""
     born = "start" if page.born < 0 else str(page.born)
-    dead = "start" if page.dead < 0 else "end" if page.dead >= ops else str(page.dead)
+    if page.dead < 0:
+        dead = "start"
+    elif page.dead >= ops:
+        dead = "end"
+    else:
+        dead = str(page.dead)
     return f"{born} to {dead}"
 
 
 def _sparkline(curve: Curve) -> str:
-    """The most alive in each of ``_WIDTH`` parts of the step."""
+    """The most bytes alive in each of ``_WIDTH`` parts of the step, as bars."""
     count = len(curve.nbytes)
-    parts = [
-        curve.nbytes[count * n // _WIDTH : max(count * (n + 1) // _WIDTH, count * n // _WIDTH + 1)]
-        for n in range(_WIDTH)
-    ]
     highest = max(curve.demand_bytes, 1)
-    return "".join(_BARS[round(max(part, default=0) / highest * (len(_BARS) - 1))] for part in parts)
+    bars = []
+    for n in range(_WIDTH):
+        first = count * n // _WIDTH
+        end = max(count * (n + 1) // _WIDTH, first + 1)  # a step of few operations has several bars for one
+        most = max(curve.nbytes[first:end], default=0)
+        bars.append(_BARS[round(most / highest * (len(_BARS) - 1))])
+    return "".join(bars)

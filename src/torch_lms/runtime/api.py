@@ -149,7 +149,16 @@ def enable(
         SessionError: it is on already, or this thread is inside another dispatch mode.
     """
     threads.refuse_inside_other_modes()
-    _start(_given(locals()))
+    options = check(
+        limit=limit,
+        min_size=min_size,
+        host_limit=host_limit,
+        spill_dir=spill_dir,
+        policy=policy,
+        recompute=recompute,
+        device=device,
+    )
+    _start(options)
 
 
 @contextmanager
@@ -164,7 +173,16 @@ def session(
     device: str | torch.device = "auto",
 ) -> Iterator[Lms]:
     """Large Model Support inside a ``with`` block. Arguments and errors as for ``enable``."""
-    running = _start(_given(locals()))
+    options = check(
+        limit=limit,
+        min_size=min_size,
+        host_limit=host_limit,
+        spill_dir=spill_dir,
+        policy=policy,
+        recompute=recompute,
+        device=device,
+    )
+    running = _start(options)
     try:
         yield running
     finally:
@@ -258,10 +276,6 @@ def _recorded(found: _Found | None) -> _Found:
             "no step was recorded yet: room was never short, or the policy is not planned; lower the limit"
         )
     return found
-
-
-def _given(arguments: dict[str, Any]) -> Options:
-    return check(**arguments)
 
 
 def _start(options: Options) -> Lms:

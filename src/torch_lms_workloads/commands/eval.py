@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, write_json
 from torch_lms.errors import UsageError
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms_workloads.commands.options import AMP_OPTION, SET_OPTION, paging_of, paging_options, spoken, workload_of
-from torch_lms_workloads.commands.room import explained
+from torch_lms_workloads.commands.out_of_memory import explained
 from torch_lms_workloads.data.datasets import Wholes
 from torch_lms_workloads.data.open import format_of
 from torch_lms_workloads.prediction.panels import side_by_side
@@ -24,7 +24,9 @@ from torch_lms_workloads.training.ranks import Ranks
 @click.command()
 @click.argument("workload")
 @click.option("--data", required=True, help='Folder of the data set, or "synthetic".')
-@click.option("--checkpoint", required=True, type=click.Path(path_type=Path), help="That `torch-lms train` wrote.")
+@click.option(
+    "--checkpoint", required=True, type=click.Path(path_type=Path), help="The checkpoint that `torch-lms train` wrote."
+)
 @click.option("--pictures", type=click.Path(path_type=Path), help="Folder for pictures: input, truth, prediction.")
 @SET_OPTION
 @AMP_OPTION
@@ -44,7 +46,9 @@ def command(
 
     Options of the data set are those of the training, unless they are given.
     """
-    target, device, say = workload_of(workload), Ranks().device(), spoken(json_to)
+    target = workload_of(workload)
+    device = Ranks().device()
+    say = spoken(json_to)
     if pictures is not None and pictures.exists() and not pictures.is_dir():
         raise UsageError(f"--pictures {pictures} is no folder: name another")
     trained = read_trained(target, checkpoint)
@@ -61,11 +65,13 @@ def command(
 
 
 def _opened(trained: Trained, data: str, options: dict[str, Any]) -> Wholes:
-    earlier, kind = trained.content["data"], format_of(data, options.get("kind")).kind
+    """Open the images to measure on. Options of the training hold, if its data were of the same kind."""
+    earlier = trained.content["data"]
+    kind = format_of(data, options.get("kind")).kind
     given = {**earlier, **options} if earlier["kind"] == kind else options
     choices = divided(trained.workload, data, given)
     if choices.network:
-        raise UsageError(f"{', '.join(choices.network)} of the network is the checkpoint's: leave it away")
+        raise UsageError(f"{', '.join(choices.network)} of the network is the checkpoint's: omit it")
     wholes = opened_whole(trained.workload, data, choices, size=trained.content["recipe"]["size"])
     if wholes.about.classes != trained.about.classes:
         raise UsageError(
@@ -76,6 +82,7 @@ def _opened(trained: Trained, data: str, options: dict[str, Any]) -> Wholes:
 
 
 def _measured(trained: Trained, wholes: Wholes, placing: Placing, pictures: Path | None, say: Say) -> float:
+    """The metric over all images."""
     assert trained.workload.metric is not None
     network = trained.network(placing)
     metric = new_metric(trained.workload.metric, wholes.about.classes, wholes.about.ignored)

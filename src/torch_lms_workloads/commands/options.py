@@ -1,14 +1,14 @@
-"""Options that the commands share."""
+"""Options that the commands share, and what they say."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from torch_lms.cli.named_values import named_values
-from torch_lms.cli.output import JsonTarget, people_console
-from torch_lms.cli.plan_target import find
 from torch_lms.errors import UsageError
+from torch_lms.named_values import named_values
+from torch_lms.output import JsonTarget, people_console
+from torch_lms.targets import find
 from torch_lms_workloads.training.paging import Paging
 from torch_lms_workloads.training.progress import Say
 from torch_lms_workloads.workload import Workload
@@ -30,7 +30,7 @@ SET_OPTION = click.option(
 
 
 def paging_options(command: _Decorated) -> _Decorated:
-    """Adds ``--limit``, ``--policy`` and ``--no-lms``."""
+    """Add ``--limit``, ``--policy`` and ``--no-lms``."""
     for option in (
         click.option("--no-lms", is_flag=True, help="Stock PyTorch."),
         click.option("--policy", type=click.Choice(["planned", "reactive"]), default="planned", show_default=True),
@@ -46,20 +46,21 @@ def paging_options(command: _Decorated) -> _Decorated:
 
 
 def paging_of(given: dict[str, Any]) -> Paging:
-    """What those options say; takes them out of ``given``."""
+    """What those options say. They are taken out of ``given``."""
     return Paging(not given.pop("no_lms"), given.pop("limit"), given.pop("policy"))
 
 
 def spoken(json_to: JsonTarget | None) -> Say:
-    """Where people read."""
+    """A function that prints a text where people read."""
     console = people_console(json_to)
     return lambda text: console.print(text, markup=False, soft_wrap=True)
 
 
 def workload_of(name: str) -> Workload:
-    """
+    """The workload of that name, or the one that ``file.py:name`` names.
+
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is none, or it is no ``Workload``.
     """
     found = find(name)
     if not isinstance(found, Workload):

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import click
 
-from torch_lms.cli.output import JsonTarget, json_option, write_json
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms_workloads.commands.options import AMP_OPTION, SET_OPTION, paging_of, paging_options, spoken, workload_of
-from torch_lms_workloads.commands.room import explained, size_that_fits
+from torch_lms_workloads.commands.out_of_memory import explained, size_that_fits
 from torch_lms_workloads.training.loop import train
 from torch_lms_workloads.training.numa import bind_near
 from torch_lms_workloads.training.ranks import leave, ranks_here
@@ -23,12 +23,12 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.argument("workload")
 @click.option("--data", required=True, help='Folder of the data set, or "synthetic".')
 @SET_OPTION
-@click.option("--size", type=AT_LEAST_ONE, help="Of all sides (default: the workload's own).")
+@click.option("--size", type=AT_LEAST_ONE, help="Length of all sides (default: the workload's own).")
 @click.option("--batch", type=AT_LEAST_ONE, help="Samples of one rank at once (default: the workload's own).")
-@click.option("--accumulate", type=AT_LEAST_ONE, default=1, show_default=True, help="Batches to one step.")
-@click.option("--steps", type=AT_LEAST_ONE, help="How many steps.")
-@click.option("--epochs", type=AT_LEAST_ONE, help="How many epochs (default 1).")
-@click.option("--optimizer", help="Of torch.optim, any case (default: the workload's own).")
+@click.option("--accumulate", type=AT_LEAST_ONE, default=1, show_default=True, help="Batches of one step.")
+@click.option("--steps", type=AT_LEAST_ONE, help="Number of steps.")
+@click.option("--epochs", type=AT_LEAST_ONE, help="Number of epochs (default 1).")
+@click.option("--optimizer", help="A name in torch.optim, in any case (default: the workload's own).")
 @click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate (default: the optimizer's).")
 @click.option("--lr-policy", type=click.Choice(["poly", "constant"]), default="poly", show_default=True)
 @AMP_OPTION
@@ -40,7 +40,9 @@ AT_LEAST_ONE = click.IntRange(1)
 @click.option("--init", type=click.Path(path_type=Path), help="Weights to begin with: a checkpoint, or a state_dict.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--deterministic", "is_deterministic", is_flag=True, help="Only algorithms that repeat to the bit.")
-@click.option("--checkpoint-dir", "folder", type=click.Path(path_type=Path), help="For the checkpoint and the logs.")
+@click.option(
+    "--checkpoint-dir", "folder", type=click.Path(path_type=Path), help="Folder for the checkpoint and the logs."
+)
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint, if there is one.")
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes that read ahead.")
 @click.option(
@@ -62,11 +64,13 @@ def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) 
     """
     if given["steps"] is not None and given["epochs"] is not None:
         raise click.UsageError("--steps and --epochs exclude each other")
-    ranks, target = ranks_here(), workload_of(workload)
-    say = spoken(json_to) if ranks.is_first else _nothing
-    bound = bind_near(ranks.device()) if numa == "auto" else None
-    if bound is not None:
-        say(bound)
+    ranks = ranks_here()
+    target = workload_of(workload)
+    say = spoken(json_to) if ranks.is_first else _say_nothing
+    if numa == "auto":
+        bound = bind_near(ranks.device())
+        if bound is not None:
+            say(bound)
     setup = set_up(target, Request(paging=paging_of(given), **given), ranks)
     what = f"at size {setup.recipe.size}, batch {setup.recipe.batch}"
     with explained(setup.request.paging, setup.device, what, partial(size_that_fits, setup)):
@@ -76,5 +80,5 @@ def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) 
     return leave if ranks.count > 1 else None
 
 
-def _nothing(text: str) -> None:
-    """Only the first rank speaks."""
+def _say_nothing(text: str) -> None:
+    """Say nothing: only the first rank speaks."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of its dependencies' next releases
+    warnings.simplefilter("ignore")  # about the next releases of its dependencies
     from nilearn import datasets
 
 Volume: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
@@ -27,16 +27,21 @@ class Brain:
 
 
 def read_brain() -> Brain:
-    """From nilearn, in about a second."""
-    loaders = (datasets.load_mni152_template, datasets.load_mni152_gm_template, datasets.load_mni152_wm_template)
-    scan, grey, white = (load(resolution=1).get_fdata(dtype=np.float32) for load in loaders)
-    return Brain(scan, grey, white)
+    """Read the brain from nilearn's files, which takes about a second."""
+    return Brain(
+        scan=datasets.load_mni152_template(resolution=1).get_fdata(dtype=np.float32),
+        grey=datasets.load_mni152_gm_template(resolution=1).get_fdata(dtype=np.float32),
+        white=datasets.load_mni152_wm_template(resolution=1).get_fdata(dtype=np.float32),
+    )
 
 
 def write_volume(brain: Brain, path: Path, voxel_mm: int) -> tuple[int, ...]:
-    """Write ``scan`` (float32) and ``labels`` (uint8: 1 grey matter, 2 white, 0 neither) as .npz; their shape.
+    """Write ``scan`` (float32) and ``labels`` (uint8: 1 grey matter, 2 white, 0 neither) as .npz.
 
     A voxel has the tissue that fills more than half of it.
+
+    Returns:
+        The shape of both.
     """
     scan = _coarse(brain.scan, voxel_mm)
     labels = np.zeros(scan.shape, np.uint8)
@@ -49,6 +54,7 @@ def write_volume(brain: Brain, path: Path, voxel_mm: int) -> tuple[int, ...]:
 def _coarse(volume: Volume, factor: int) -> Volume:
     """The mean of each cube of ``factor`` voxels a side; beyond the edge there is nothing (0)."""
     padded = np.pad(volume, [(0, -side % factor) for side in volume.shape])
-    cubes = [part for side in padded.shape for part in (side // factor, factor)]
-    means: Volume = padded.reshape(cubes).mean((1, 3, 5), dtype=np.float32)
+    depth, height, width = (side // factor for side in padded.shape)
+    cubes = padded.reshape(depth, factor, height, factor, width, factor)
+    means: Volume = cubes.mean((1, 3, 5), dtype=np.float32)
     return means

@@ -1,4 +1,4 @@
-"""What every command does with its result: JSON for programs, a console for people."""
+"""Writes what a command has found: JSON for programs, a console for people."""
 
 import dataclasses
 import json
@@ -21,9 +21,9 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 def json_target(_ctx: click.Context, _option: click.Parameter, value: str | None) -> JsonTarget | None:
-    """A click callback: a file that can be written, or ``-``.
+    """A click callback that gives a file which can be written, or ``-``.
 
-    Checked before the work begins: hours later is too late for a mistyped directory.
+    It is checked before the work begins: hours later is too late for a mistyped directory.
     """
     if value is None:
         return None
@@ -40,13 +40,13 @@ def json_target(_ctx: click.Context, _option: click.Parameter, value: str | None
 
 
 def json_option(command: _Decorated) -> _Decorated:
-    """Adds ``--json FILE``; the command gets it as ``json_to: JsonTarget | None``."""
+    """Add ``--json FILE``; the command gets it as ``json_to: JsonTarget | None``."""
     explanation = "Write the result as JSON to FILE ('-': standard output)."
     return click.option("--json", "json_to", callback=json_target, metavar="FILE", help=explanation)(command)
 
 
 def people_console(json_to: JsonTarget | None) -> "Console":
-    """Where people read: standard output, or standard error where standard output is for the JSON."""
+    """A console where people read: standard output, or standard error where standard output is for the JSON."""
     from rich.console import Console  # here, not above: commands that print nothing start without it
 
     return Console(stderr=json_to == "-", highlight=False, emoji=False)
@@ -62,7 +62,7 @@ def write_json(value: object, target: JsonTarget) -> None:
 
 
 def write_text(text: str, target: JsonTarget) -> None:
-    """The same for ``text``."""
+    """Write ``text``. Errors as of ``write_json``."""
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -75,7 +75,7 @@ def write_text(text: str, target: JsonTarget) -> None:
 
 def _write_whole(target: Path, text: str) -> None:
     if target.exists() and not target.is_file():
-        # /dev/null, /dev/stderr, a pipe of the shell's: to be written into, never to be replaced by a file.
+        # /dev/null, /dev/stderr or a pipe of the shell's is written into, never replaced by a file.
         target.write_text(text, encoding="utf-8")
         return
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")

@@ -1,7 +1,7 @@
 """The training that ``torch-lms demo`` runs three times: a small 3D U-Net on a whole brain, in plain PyTorch.
 
-Runs by itself, as a script, and tells on standard output, one JSON object per line, what it measured. With ``--lms`` it
-has one line more (see ``main``).
+It runs by itself, as a script. On standard output it prints events, one JSON object per line, with what it measured.
+With ``--lms`` it has one line more (see ``main``).
 """
 
 import argparse
@@ -91,25 +91,30 @@ def dice_scores(prediction: Tensor, labels: Tensor) -> dict[str, float]:
     """Dice coefficient of each tissue; both volumes hold classes (0: neither)."""
     scores = {}
     for label, tissue in enumerate(TISSUES, start=1):
-        ours, theirs = prediction == label, labels == label
-        overlap, total = int((ours & theirs).sum()), int(ours.sum() + theirs.sum())
+        ours = prediction == label
+        theirs = labels == label
+        overlap = int((ours & theirs).sum())
+        total = int(ours.sum() + theirs.sum())
         scores[tissue] = 2 * overlap / total if total else 1.0
     return scores
 
 
 def load_volume(path: Path, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The scan, normalized and padded, and the classes of its voxels, padded alike."""
+    """Read the scan, normalized and padded, and the classes of its voxels, padded alike."""
     with np.load(path) as arrays:
-        scan, labels = torch.from_numpy(arrays["scan"]), torch.from_numpy(arrays["labels"])
+        scan = torch.from_numpy(arrays["scan"])
+        labels = torch.from_numpy(arrays["labels"])
     brain = scan[scan > 0]
     scan = (scan - brain.mean()) / brain.std()
     margin = [pad for side in reversed(scan.shape) for pad in (0, -side % _GRAIN)]
     scan = F.pad(scan, margin, value=float(scan.min()))
-    return scan[None, None].to(device, memory_format=torch.channels_last_3d), F.pad(labels, margin)[None].to(device)
+    scan = scan[None, None].to(device, memory_format=torch.channels_last_3d)
+    labels = F.pad(labels, margin)[None].to(device)
+    return scan, labels
 
 
 def new_model(weights: Path | None, device: torch.device) -> UNet:
-    """The network, with weights drawn from a fixed seed or read from a file.
+    """Make the network, with weights drawn from a fixed seed or read from a file.
 
     Channels come last in memory: convolutions in that order need no reordered copies of their arguments.
     """
@@ -122,7 +127,7 @@ def new_model(weights: Path | None, device: torch.device) -> UNet:
 
 
 def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: float) -> Tensor:
-    """Train, and tell of each step; the classes predicted in the last one."""
+    """Train, with an event for each step; gives the classes that the last step predicted."""
     truth = torch.stack([labels == label for label in range(1 + len(TISSUES))], 1)
     truth = truth.to(scan.dtype, memory_format=torch.channels_last_3d)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9, nesterov=True)
@@ -155,9 +160,10 @@ def memory_of_process(field: str) -> int:
 
 
 def load_what_training_loads(device: torch.device) -> None:
-    """One step on next to nothing: starts torch's threads, and imports what PyTorch imports with an optimizer."""
-    model = UNet(2)
-    loss = segmentation_loss(model.to(device)(torch.rand(1, 1, 8, 8, 8, device=device)), torch.ones(1, device=device))
+    """Take one step on next to nothing: it starts torch's threads, and imports what comes with an optimizer."""
+    model = UNet(2).to(device)
+    logits = model(torch.rand(1, 1, 8, 8, 8, device=device))
+    loss = segmentation_loss(logits, torch.ones(1, device=device))
     loss.backward()
     torch.optim.SGD(model.parameters(), 1.0).step()
 
@@ -175,7 +181,7 @@ def limit_memory(arguments: argparse.Namespace, device: torch.device) -> None:
 
 
 def set_rlimit_data(nbytes: int) -> None:
-    """Only the soft limit, so that it can be lifted again."""
+    """Set the soft limit only, so that it can be lifted again."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (nbytes, hard))
 
@@ -187,8 +193,23 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def tell(event: str, **values: Any) -> None:
-    """One line for the parent."""
+    """Print an event, as one line, for the parent process."""
     print(json.dumps({"event": event, **values}), flush=True)
+
+
+def tell_ready(device: torch.device, idle_rss_bytes: int) -> None:
+    """Tell what the process holds before its training, and on what it runs."""
+    on_gpu = device.type == "cuda"
+    tell(
+        "ready",
+        idle_rss_bytes=idle_rss_bytes,
+        started_rss_bytes=memory_of_process("VmHWM"),
+        vm_data_bytes=memory_of_process("VmData"),
+        total_device_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
+        threads=torch.get_num_threads(),
+        device_name=torch.cuda.get_device_name(device) if on_gpu else None,
+        torch=torch.__version__,
+    )
 
 
 def peak(device: torch.device) -> dict[str, int | None]:
@@ -204,18 +225,10 @@ def main() -> None:
     torch.backends.cudnn.deterministic = True
     device = torch.device(arguments.device)
     load_what_training_loads(device)
-    tell(
-        "ready",
-        idle_rss_bytes=idle_rss_bytes,
-        started_rss_bytes=memory_of_process("VmHWM"),
-        vm_data_bytes=memory_of_process("VmData"),
-        total_device_bytes=torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else None,
-        threads=torch.get_num_threads(),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        torch=torch.__version__,
-    )
+    tell_ready(device, idle_rss_bytes)
     limit_memory(arguments, device)
-    stats = message = None
+    stats = None
+    message = None
     try:
         if arguments.lms:
             import torch_lms
@@ -232,7 +245,7 @@ def main() -> None:
         if not is_out_of_memory(error):
             raise
         message = str(error)
-    # Out of memory is told here: above, the traceback still holds the tensors of the operation that failed.
+    # Out of memory is reported here: above, the traceback still holds the tensors of the operation that failed.
     if message is not None:
         set_rlimit_data(resource.getrlimit(resource.RLIMIT_DATA)[1])
         tell("out_of_memory", message=message, **peak(device))

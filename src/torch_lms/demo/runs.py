@@ -15,16 +15,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import torch_lms
-from torch_lms.cli.demo_child import Ready, train
-from torch_lms.cli.demo_data import read_brain, write_volume
-from torch_lms.cli.demo_picture import Captions, write_picture
-from torch_lms.cli.demo_report import Demo, Outcome, Run
+from torch_lms.demo.child import Ready, train
+from torch_lms.demo.data import read_brain, write_volume
+from torch_lms.demo.picture import Captions, write_picture
+from torch_lms.demo.report import Demo, Outcome, Run
 from torch_lms.units import format_bytes
 
 BUDGET_SHARE = 0.5
 """What stock and lms may take, of the memory that the reference took for its training."""
 _LEARNING_RATE = 0.003
-_WARM_UP_MM, _WARM_UP_STEPS, _WARM_UP_RATE = 4, 24, 0.03
+_WARM_UP_MM = 4
+_WARM_UP_STEPS = 24
+_WARM_UP_RATE = 0.03
 
 _Stage: TypeAlias = Callable[[], object]
 
@@ -62,9 +64,10 @@ def perform(settings: Settings) -> Demo:
         click.ClickException: the warm-up or the reference did not complete, or the picture cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="torch-lms-demo-") as name, _progress() as progress:
-        coarse, fine, weights, prediction = (
-            Path(name, n) for n in ("coarse.npz", "fine.npz", "w.pt", "prediction.npy")
-        )
+        coarse = Path(name, "coarse.npz")
+        fine = Path(name, "fine.npz")
+        weights = Path(name, "weights.pt")
+        prediction = Path(name, "prediction.npy")
         with _stage(progress, "reading the scan", None):
             brain = read_brain()
             write_volume(brain, coarse, _WARM_UP_MM)
@@ -95,24 +98,34 @@ def perform(settings: Settings) -> Demo:
         reference,
         stock,
         lms,
-        ready.idle_rss_bytes,
-        limit.budget_bytes,
-        limit.rlimit_data_bytes,
-        limit.memory_fraction,
-        _surroundings(settings, shape, ready),
+        idle_rss_bytes=ready.idle_rss_bytes,
+        budget_bytes=limit.budget_bytes,
+        rlimit_data_bytes=limit.rlimit_data_bytes,
+        memory_fraction=limit.memory_fraction,
+        surroundings=_surroundings(settings, shape, ready),
     )
 
 
 def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress) -> Ready:
-    """A short training on a small scan, so that a few steps on the large one give something to look at."""
-    arguments = [f"--steps={_WARM_UP_STEPS}", f"--learning-rate={_WARM_UP_RATE}", f"--device={settings.device}"]
+    """Train shortly on a small scan, so that a few steps on the large one give something to look at."""
+    arguments = [
+        str(coarse),
+        f"--steps={_WARM_UP_STEPS}",
+        f"--learning-rate={_WARM_UP_RATE}",
+        f"--device={settings.device}",
+        f"--weights-to={weights}",
+    ]
     with _stage(progress, "warm-up on a small scan", _WARM_UP_STEPS) as step:
-        ready, _ = _completed("the warm-up", *train([str(coarse), *arguments, f"--weights-to={weights}"], step))
+        ready, _ = _completed("the warm-up", *train(arguments, step))
     return ready
 
 
 def _completed(name: str, ready: Ready | None, run: Run) -> tuple[Ready, Run]:
-    """These, if the run completed: it has no limit but the machine's."""
+    """Hand on ``ready`` and ``run`` if the run completed: it has no limit but the machine's.
+
+    Raises:
+        click.ClickException: it did not.
+    """
     if ready is not None and run.outcome is Outcome.COMPLETED:
         return ready, run
     if run.outcome is Outcome.OUT_OF_MEMORY:
@@ -124,7 +137,7 @@ def _completed(name: str, ready: Ready | None, run: Run) -> tuple[Ready, Run]:
 
 
 def _limit_from(ready: Ready, reference: Run) -> _Limit:
-    """Half of what the reference took, on whatever machine this is."""
+    """The limit of stock and lms: half of what the reference took, on whatever machine this is."""
     if ready.total_device_bytes is not None and reference.peak_device_bytes is not None:
         budget = int(BUDGET_SHARE * reference.peak_device_bytes)
         return _Limit(budget, memory_fraction=budget / ready.total_device_bytes)
@@ -167,7 +180,7 @@ def _surroundings(settings: Settings, shape: tuple[int, ...], ready: Ready) -> d
 
 
 def _progress() -> Progress:
-    """Bars on standard error, gone when all is done; nothing if nobody watches."""
+    """Progress bars on standard error, which are gone when all is done; none if nobody watches."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -181,7 +194,7 @@ def _progress() -> Progress:
 
 @contextmanager
 def _stage(progress: Progress, description: str, total: int | None) -> Iterator[_Stage]:
-    """A bar; the function that moves it one step on."""
+    """Show a bar; gives the function that moves it one step on."""
     task = progress.add_task(description, total=total)
     yield lambda: progress.advance(task)
     progress.update(task, total=total or 1, completed=total or 1)

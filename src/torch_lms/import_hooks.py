@@ -1,4 +1,4 @@
-"""Act once a module has been imported, without importing it."""
+"""Acts once a module has been imported, without importing it."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ def once_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
     """Call ``action`` right after the first ``import name`` has succeeded; now, if it already has.
 
     Returns:
-        What gives up waiting. May be called at any time.
+        A function that gives up waiting. It may be called at any time.
     """
     if name in sys.modules:
         action()
@@ -24,7 +24,8 @@ def once_imported(name: str, action: Callable[[], None]) -> Callable[[], None]:
 
 class _Watcher(MetaPathFinder):
     def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name, self._action = name, action
+        self._name = name
+        self._action = action
 
     def stop(self) -> None:
         if self in sys.meta_path:
@@ -33,7 +34,7 @@ class _Watcher(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where the module is, as the other finders say, with a loader that acts when it has loaded it."""
+        """Find the module as the other finders do; its loader then acts when it has loaded it."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

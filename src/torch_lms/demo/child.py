@@ -1,4 +1,4 @@
-"""Runs the training script in a process of its own, and gathers what it tells."""
+"""Runs the training script in a process of its own, and gathers the events that it prints."""
 
 import json
 import subprocess
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch_lms.cli.demo_report import Outcome, Run
+from torch_lms.demo.report import Outcome, Run
 
-SCRIPT = Path(__file__).with_name("demo_train.py")
+SCRIPT = Path(__file__).with_name("train.py")
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
 
 
@@ -23,11 +23,11 @@ class Ready:
     Attributes:
         idle_rss_bytes: VmHWM right after the import of torch.
         started_rss_bytes: VmHWM now.
-        vm_data_bytes: VmData, which RLIMIT_DATA is compared with.
+        vm_data_bytes: VmData, which the kernel compares with RLIMIT_DATA.
         total_device_bytes: memory of the GPU, if it trains on one.
-        threads: of torch.
-        device_name: the GPU's; None for the CPU.
-        torch: its version.
+        threads: how many threads torch uses.
+        device_name: the GPU's name; None for the CPU.
+        torch: torch's version.
     """
 
     idle_rss_bytes: int
@@ -40,13 +40,14 @@ class Ready:
 
 
 def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) -> tuple[Ready | None, Run]:
-    """Run the script to its end; ``on_step`` is called after each step. Without ``Ready`` it did not even start."""
-    ready, losses, steps_s, last = None, [], [], dict[str, Any]()
+    """Run the script to its end; ``on_step`` is called after each step. ``Ready`` is None if it did not even start."""
+    ready = None
+    losses: list[str] = []
+    steps_s: list[float] = []
+    last: dict[str, Any] = {}
     # -P: without it the directory of the script, full of modules of ours, comes before the standard library.
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        _started([sys.executable, "-P", str(SCRIPT), *arguments], errors) as child,
-    ):
+    command = [sys.executable, "-P", str(SCRIPT), *arguments]
+    with tempfile.TemporaryFile("w+") as errors, _started(command, errors) as child:
         for event in _events(child):
             match event.pop("event"):
                 case "ready":
@@ -60,7 +61,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
         exit_code = child.wait()
         errors.seek(0)
         if not last or (exit_code and last["outcome"] is Outcome.COMPLETED):
-            last |= _untold_end(exit_code, errors.read().strip())
+            last |= _unreported_end(exit_code, errors.read().strip())
     return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), **last)
 
 
@@ -71,7 +72,7 @@ def _started(command: list[str], errors: Any) -> "Iterator[subprocess.Popen[str]
         try:
             yield child
         finally:
-            child.kill()  # after an interrupt; one that has ended is not touched
+            child.kill()  # needed after an interrupt; does nothing to a child that has ended
 
 
 def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
@@ -81,8 +82,11 @@ def _events(child: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
-def _untold_end(exit_code: int, errors: str) -> dict[str, Any]:
-    """The child died without a word of ours: in C++, where memory that is refused may end in ``abort``, or by a bug."""
+def _unreported_end(exit_code: int, errors: str) -> dict[str, Any]:
+    """The outcome of a child that died without an event.
+
+    It died in C++, where memory that is refused may end in ``abort``, or by a bug.
+    """
     if exit_code < 0:
         errors = f"{errors}\n(ended by signal {-exit_code})".lstrip()
         if any(words in errors for words in _MEMORY_WORDS):

@@ -1,15 +1,26 @@
-"""What the first LMS published, beside what the simulator says of it. Sources of the figures: docs/validation.md."""
+"""What the first LMS published, beside what the simulator says of it: the last table of docs/validation.md.
+
+    python benchmarks/published.py [--json FILE]
+
+No GPU is needed, and nothing is measured: any machine prints the same table. Some minutes. The sources of the published
+figures stand in docs/validation.md.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 
-from torch_lms.cli.plan_answer import Question, answer, largest
-from torch_lms.cli.plan_target import Setting, Traced, find
+import click
+
+from torch_lms.answers import Question, answer, largest
 from torch_lms.machine import Machine, calibration_for, load
+from torch_lms.output import JsonTarget, json_option, write_json
 from torch_lms.planner import Forecast, forecast
+from torch_lms.targets import Setting, Traced, find
 from torch_lms.trace import demand_curve
 
-V100_16, V100_32, XEON = "ac922-v100-16gb", "ac922-v100-32gb", "xeon-8xv100-16gb"
+V100_16 = "ac922-v100-16gb"
+V100_32 = "ac922-v100-32gb"
+XEON = "xeon-8xv100-16gb"
 
 
 @dataclass(frozen=True)
@@ -18,10 +29,10 @@ class Row:
 
     Attributes:
         work: what was run.
-        setting: where the articles leave it open: the settings that were tried.
+        setting: the settings that were tried, where the articles leave them open.
         published: the figure.
         then: simulated with the policy of its day.
-        ours: the same under ours.
+        ours: simulated under our policy.
         remark: whether they agree, or why not.
     """
 
@@ -33,8 +44,30 @@ class Row:
     remark: str = ""
 
 
+HEADINGS = {"then": "simulated, policy of its day"}
+"""Headings of columns that are not called as their fields are."""
+
+
+@click.command(help=__doc__)
+@json_option
+def main(json_to: JsonTarget | None) -> None:
+    names = [HEADINGS.get(column.name, column.name) for column in fields(Row)]
+    print(_line(names))
+    print(_line(["---"] * len(names)))
+    found = []
+    for row in rows():
+        print(_line(astuple(row)), flush=True)
+        found.append(row)
+    if json_to is not None:
+        write_json(found, json_to)
+
+
+def _line(cells: list[str] | tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def rows() -> Iterator[Row]:
-    """All of them, one after the other; takes minutes."""
+    """All rows, one after the other."""
     yield from _capacities()
     yield from _overheads()
     yield from _machines()
@@ -71,10 +104,10 @@ def _deeplab(stride: int, size: int, batch: int, gpus: int = 1) -> Setting:
 
 
 def _largest(name: str, what: str, machine: str, setting: Setting) -> tuple[int, int]:
+    """The largest "size" or "batch" on ``machine``: without LMS, and with it."""
     there = load(machine)
-    found = largest(
-        Question(name, find(name), setting, "planned", None), what, there, calibration_for(there.accelerator)
-    )
+    question = Question(name, find(name), setting, "planned", None)
+    found = largest(question, what, there, calibration_for(there.accelerator))
     assert found.largest is not None
     return found.largest.without, found.largest.with_lms
 
@@ -99,15 +132,13 @@ def _factor(work: str, setting: str, published: str, found: tuple[int, int], dim
 
 
 def _overheads() -> Iterator[Row]:
-    """Against no limit, at the articles' oversubscription k: TensorFlow kept more for a step than PyTorch does."""
+    """Slowdowns against no limit, at the articles' k = demand / limit: TensorFlow kept more for a step than PyTorch."""
     resnet = _traced("resnet50", Setting(size=6000, batch=1))
     yield _overhead("ResNet-50 at 6000^2, 75 GB/s", "k = 4", "-5 %", 0.05, [(resnet, 4.0)])
-    volumes = [(size, (size / 234) ** 3) for size in (256, 320)]
-    steps = [(_traced("unet3d", Setting(size=size, batch=1)), k) for size, k in volumes]
+    steps = [(_traced("unet3d", Setting(size=size, batch=1)), (size / 234) ** 3) for size in (256, 320)]
     yield _overhead("3D U-Net at 256^3 and 320^3, 75 GB/s", "k = 1.3 and 2.6", "-14 %", 0.14, steps)
     for stride in (16, 8):
-        crops = [(size, (size / 500) ** 2) for size in (600, 800)]
-        steps = [(_traced("deeplabv3plus", _deeplab(stride, size, 16)), k) for size, k in crops]
+        steps = [(_traced("deeplabv3plus", _deeplab(stride, size, 16)), (size / 500) ** 2) for size in (600, 800)]
         setting = f"output stride {stride}, k = 1.4 and 2.6"
         yield _overhead("DeepLabv3+, batch 16, 600^2 and 800^2, 75 GB/s", setting, "-15 %", 0.15, steps)
 
@@ -117,7 +148,8 @@ def _traced(name: str, setting: Setting) -> Traced:
 
 
 def _overhead(work: str, setting: str, published: str, share: float, steps: list[tuple[Traced, float]]) -> Row:
-    then, ours = ([_rate(step, k, policy) for step, k in steps] for policy in ("tflms2", "planned"))
+    then = [_rate(step, k, "tflms2") for step, k in steps]
+    ours = [_rate(step, k, "planned") for step, k in steps]
     off = max((abs(-share - rate) for rate in then if rate is not None), default=0.0)
     return Row(work, setting, published, _shares(then), _shares(ours), f"{100 * off:.0f} points off at most")
 
@@ -136,49 +168,65 @@ def _shares(rates: list[float | None]) -> str:
     return ", ".join("does not fit" if rate is None else f"{100 * rate:+.0f} %" for rate in rates)
 
 
+# -- one machine over the other --------------------------------------------------------------------------------------
+
+
 def _machines() -> Iterator[Row]:
-    """One machine over the other. Which four of its eight GPUs the Xeon server used was not published."""
-    ac922, xeon = load(V100_16), load(XEON)
+    ac922 = load(V100_16)
+    xeon = load(XEON)
+    yield from _deeplab_over(ac922, xeon)
+    yield from _googlenet_over(ac922, xeon)
+
+
+def _deeplab_over(ac922: Machine, xeon: Machine) -> Iterator[Row]:
+    """Four GPUs of the AC922 over the Xeon server's. Which four of its eight were used was not published."""
     tried = [(stride, size) for stride in (16, 8) for size in (1300, 2100)]
     settings = f"per GPU batch 2; {', '.join(f'stride {stride} at {size}' for stride, size in tried)}"
-    here = {
-        policy: [_forecast("deeplabv3plus", _deeplab(*one, 2 * 4, 4), policy, ac922) for one in tried]
-        for policy in ("demand", "planned")
-    }
+
+    def simulated(machine: Machine, gpus: int, policy: str) -> list[Forecast]:
+        steps = [_deeplab(stride, size, 2 * gpus, gpus) for stride, size in tried]
+        return [_forecast("deeplabv3plus", step, policy, machine) for step in steps]
+
+    here = {policy: simulated(ac922, 4, policy) for policy in ("demand", "planned")}
     for over, gpus, there, published in (
         ("4 GPUs Xeon, one on each switch", 4, replace(xeon, gpus=4, switch=None), "2.92 x"),
         ("4 GPUs Xeon, two on each switch", 4, xeon, "2.92 x"),
         ("8 GPUs Xeon", 8, xeon, "2.4 x"),
     ):
-        steps = [_deeplab(*one, 2 * gpus, gpus) for one in tried]
-        then, ours = (
-            [
-                _ratio(one, _forecast("deeplabv3plus", step, policy, there))
-                for one, step in zip(found, steps, strict=True)
-            ]
-            for policy, found in here.items()
-        )
+        then = _ratios(here["demand"], simulated(there, gpus, "demand"))
+        ours = _ratios(here["planned"], simulated(there, gpus, "planned"))
         work = f"DeepLabv3+, LMS 1.1, 4 GPUs AC922 over {over}"
-        yield Row(work, settings, published, _times(then), _times(ours))
+        yield Row(work, settings, published, then, ours)
+
+
+def _googlenet_over(ac922: Machine, xeon: Machine) -> Iterator[Row]:
     for gpus, published in ((1, "2.7 x"), (4, "4.7 x")):
         setting = Setting(size=2240, batch=15 * gpus, dtype="float16", gpus=gpus)
-        then, ours = (
-            [_ratio(*(_forecast("googlenet", setting, policy, machine) for machine in (ac922, xeon)))]
-            for policy in ("swap-all", "planned")
-        )
+
+        def ratio(policy: str, setting: Setting = setting) -> str:
+            here = _forecast("googlenet", setting, policy, ac922)
+            there = _forecast("googlenet", setting, policy, xeon)
+            return _ratios([here], [there])
+
         work = f"GoogLeNet 2240^2, batch 15 per GPU, fp16, {gpus} GPU(s), AC922 over Xeon"
-        yield Row(work, "V100 16 GB", published, _times(then), _times(ours))
-
-
-def _ratio(first: Forecast, second: Forecast) -> float | None:
-    """Of the data rates; None where one of them cannot do it."""
-    return first.data_rate / second.data_rate if first.data_rate and second.data_rate else None
+        yield Row(work, "V100 16 GB", published, ratio("swap-all"), ratio("planned"))
 
 
 def _forecast(name: str, setting: Setting, policy: str, machine: Machine) -> Forecast:
-    question = Question(name, find(name), replace(setting, device="cuda"), policy, None)
+    question = Question(name, find(name), setting, policy, None)
     return answer(question, machine, calibration_for(machine.accelerator)).forecast
 
 
-def _times(ratios: list[float | None]) -> str:
-    return ", ".join("does not fit" if ratio is None else f"{ratio:.2f} x" for ratio in ratios)
+def _ratios(here: list[Forecast], there: list[Forecast]) -> str:
+    """The data rates here over those there."""
+    return ", ".join(_ratio(*pair) for pair in zip(here, there, strict=True))
+
+
+def _ratio(here: Forecast, there: Forecast) -> str:
+    if not here.data_rate or not there.data_rate:
+        return "does not fit"
+    return f"{here.data_rate / there.data_rate:.2f} x"
+
+
+if __name__ == "__main__":
+    main()

@@ -3,11 +3,7 @@
 from collections.abc import Callable
 
 _PARTS = 256
-"""Between a power of two and the next, in how many parts they are told apart."""
-
-_BEYOND = 1, 2
-"""Powers of two above one that fits that must not fit: what a step needs may fall for a while where it is done in
-another way."""
+"""The number of parts between a power of two and the next that are told apart: an answer is exact to 0.4 %."""
 
 
 def largest_that_fits(fits: Callable[[int], bool], granule: int, start: int) -> int:
@@ -20,10 +16,24 @@ def largest_that_fits(fits: Callable[[int], bool], granule: int, start: int) -> 
     power = 1 << (max(1, start // granule).bit_length() - 1)
     while power and not fits(power * granule):
         power //= 2
-    while higher := next((power << n for n in _BEYOND if power and fits((power << n) * granule)), 0):
-        power = higher
-    low, high, least = power, 2 * power, max(1, power // _PARTS)
-    while high - low > least:
+    if power == 0:
+        return 0
+    # What a step needs may fall for a while where it is done in another way. So the search ends only where neither of
+    # the next two powers fits.
+    while True:
+        if fits(2 * power * granule):
+            power *= 2
+        elif fits(4 * power * granule):
+            power *= 4
+        else:
+            break
+    low = power
+    high = 2 * power
+    close_enough = max(1, power // _PARTS)
+    while high - low > close_enough:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * granule) else (low, middle)
+        if fits(middle * granule):
+            low = middle
+        else:
+            high = middle
     return low * granule

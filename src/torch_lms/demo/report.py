@@ -89,7 +89,8 @@ class Demo:
         """Memory of the run with LMS as a share of the reference's, both above idle; None if it did not complete."""
         if self.lms.outcome is not Outcome.COMPLETED:
             return None
-        ours, theirs = (self._peak_above_idle(run) for run in (self.lms, self.reference))
+        ours = self._peak_above_idle(self.lms)
+        theirs = self._peak_above_idle(self.reference)
         return ours / theirs if ours is not None and theirs else None
 
     def _peak_above_idle(self, run: Run) -> int | None:
@@ -99,15 +100,21 @@ class Demo:
 
 
 def shortcomings(demo: Demo) -> Iterator[str]:
-    """What the demo was to show, and did not."""
+    """Say what the demo was to show, and did not."""
     if demo.stock.outcome is not Outcome.OUT_OF_MEMORY:
         yield f"stock PyTorch was to run out of memory under the limit, and {_how(demo.stock)}"
     if demo.lms.outcome is not Outcome.COMPLETED:
         yield f"the run with LMS was to complete under the limit, and {_how(demo.lms)}"
     elif not demo.identical:
-        pairs = zip(demo.reference.losses_hex, demo.lms.losses_hex, strict=True)
-        step, (theirs, ours) = next((step, pair) for step, pair in enumerate(pairs, 1) if pair[0] != pair[1])
-        yield f"the losses were to be identical, and differ from step {step} on: {theirs} without LMS, {ours} with it"
+        yield f"the losses were to be identical, and {_first_difference(demo)}"
+
+
+def _first_difference(demo: Demo) -> str:
+    pairs = zip(demo.reference.losses_hex, demo.lms.losses_hex, strict=True)
+    for step, (theirs, ours) in enumerate(pairs, 1):
+        if theirs != ours:
+            return f"differ from step {step} on: {theirs} without LMS, {ours} with it"
+    raise AssertionError("unreachable: the losses are identical")
 
 
 def _how(run: Run) -> str:
@@ -117,19 +124,21 @@ def _how(run: Run) -> str:
 
 
 def verdict(demo: Demo) -> str:
-    """The success, in words."""
+    """Say in a sentence or two that the demo succeeded."""
     text = (
         f"With {format_bytes(demo.budget_bytes)} for the training, stock PyTorch runs out of memory in step "
         f"{len(demo.stock.steps_s) + 1}. With one line more it completes, and its losses are identical to the bit."
     )
-    ratio, ours_s, theirs_s = demo.peak_ratio, demo.lms.step_s, demo.reference.step_s
+    ratio = demo.peak_ratio
+    ours_s = demo.lms.step_s
+    theirs_s = demo.reference.step_s
     if ratio is not None and ours_s and theirs_s:
         text += f" It takes {ratio:.0%} of the reference's memory and {ours_s / theirs_s:.1f} times as long per step."
     return text
 
 
 def table(demo: Demo) -> Table:
-    """A column for each run."""
+    """The figures, with a column for each run."""
     shown = Table(box=box.SIMPLE_HEAD, title=_title(demo), title_justify="left", title_style="")
     shown.add_column()
     for name in demo.runs:
@@ -145,6 +154,7 @@ def _title(demo: Demo) -> str:
 
 
 def _rows(demo: Demo) -> dict[str, Callable[[Run], str]]:
+    """What the cell of a run says, by the label of the row."""
     rows: dict[str, Callable[[Run], str]] = {
         "outcome": lambda run: run.outcome.replace("_", " "),
         "peak RSS": lambda run: _bytes(run.peak_rss_bytes),
@@ -154,8 +164,8 @@ def _rows(demo: Demo) -> dict[str, Callable[[Run], str]]:
         rows["peak on device"] = lambda run: _bytes(run.peak_device_bytes)
     return rows | {
         "time per step": lambda run: format_seconds(run.step_s) if run.step_s is not None else "-",
-        "moved out": lambda run: _bytes(run.stats and run.stats["evicted_bytes"]),
-        "moved back": lambda run: _bytes(run.stats and run.stats["fetched_bytes"]),
+        "evicted": lambda run: _bytes(run.stats and run.stats["evicted_bytes"]),
+        "fetched": lambda run: _bytes(run.stats and run.stats["fetched_bytes"]),
         "losses": lambda run: "\n".join(map(repr, run.losses)) or "-",
         "Dice": lambda run: "\n".join(f"{tissue} {dice:.3f}" for tissue, dice in (run.dice or {}).items()) or "-",
     }
@@ -166,7 +176,7 @@ def _bytes(nbytes: int | dict[str, Any] | None) -> str:
 
 
 def as_json(demo: Demo) -> dict[str, Any]:
-    """Everything, with the units in the names."""
+    """All that was found, with the units in the names."""
     return {
         "identical": demo.identical,
         "limit_bytes": demo.lms.stats and demo.lms.stats["limit_bytes"],

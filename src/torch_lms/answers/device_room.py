@@ -1,8 +1,8 @@
-"""What a device can hold now, for commands."""
+"""What a device can hold now."""
 
 
 def room_bytes(device: str) -> int:
-    """Of "cpu" or an accelerator: what ``limit="auto"`` would be."""
+    """The bytes that ``limit="auto"`` would be on ``device``: "cpu", or an accelerator."""
     import torch
 
     from torch_lms.runtime.limits import auto_limit

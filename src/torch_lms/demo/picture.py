@@ -16,11 +16,17 @@ _FAINT: Color = (150, 156, 164)
 _TISSUES: dict[str, tuple[int, Color]] = {"grey": (1, (255, 150, 60)), "white": (2, (70, 170, 255))}
 _PANELS = ("T1 scan", "truth", "prediction with LMS")
 _OPACITY = 0.62
-_PANEL_HEIGHT, _GAP, _HEAD, _FOOT = 480, 24, 104, 64
-_BRIM = 3
+"""How much of the scan a colour covers: edges of the tissues can still be seen below it."""
+
+_PANEL_HEIGHT = 480
+_GAP = 24
+_HEAD = 104
+_FOOT = 64
+_MARGIN = 3
 """Voxels left around the brain."""
+
 _FAINTEST = 0.1
-"""Of the brightest voxel: what is darker is not brain but the haze that resampling leaves around it."""
+"""The share of the brightest voxel below which a voxel is no brain, but the haze that resampling leaves around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +45,30 @@ def write_picture(path: Path, volume: Path, prediction: Path, captions: Captions
         OSError: the file cannot be written.
     """
     with np.load(volume) as arrays:
-        scan, truth = arrays["scan"], arrays["labels"]
+        scan = arrays["scan"]
+        truth = arrays["labels"]
     predicted = np.load(prediction)[tuple(map(slice, scan.shape))]  # without the padding
     height = int(np.argmax(np.count_nonzero(truth, axis=(0, 1))))
     brain = scan[:, :, height] > _FAINTEST * scan.max()
-    grey, *labels = (_upright(array[:, :, height], brain) for array in (scan, truth, predicted))
+    grey = _upright(scan[:, :, height], brain)
     scale = max(1, round(_PANEL_HEIGHT / grey.shape[0]))
-    panels = [_enlarged(grey, scale), *(_colored(grey, each, scale) for each in labels)]
+    panels = [
+        _enlarged(grey, scale),
+        _colored(grey, _upright(truth[:, :, height], brain), scale),
+        _colored(grey, _upright(predicted[:, :, height], brain), scale),
+    ]
     _on_one_sheet(panels, captions).save(path)
 
 
 def _upright(array: Slice, brain: Slice) -> Slice:
     """The part of ``array`` around the brain, the front of the head at the top."""
-    rows, columns = (np.flatnonzero(brain.any(axis=axis)) for axis in (1, 0))
-    around = tuple(slice(max(0, found[0] - _BRIM), found[-1] + 1 + _BRIM) for found in (rows, columns))
-    return np.rot90(array[around])
+    rows = _around(np.flatnonzero(brain.any(axis=1)))
+    columns = _around(np.flatnonzero(brain.any(axis=0)))
+    return np.rot90(array[rows, columns])
+
+
+def _around(positions: np.ndarray[tuple[int], np.dtype[Any]]) -> slice:
+    return slice(max(0, positions[0] - _MARGIN), positions[-1] + 1 + _MARGIN)
 
 
 def _enlarged(grey: Slice, scale: int) -> Image.Image:
@@ -76,14 +91,16 @@ def _on_one_sheet(panels: list[Image.Image], captions: Captions) -> Image.Image:
     width, height = panels[0].size
     sheet = Image.new("RGB", (len(panels) * (width + _GAP) + _GAP, _HEAD + height + _FOOT), _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    large, small = ImageFont.load_default(24), ImageFont.load_default(17)
+    large = ImageFont.load_default(24)
+    small = ImageFont.load_default(17)
     draw.text((_GAP, 18), captions.title, _TEXT, large)
     draw.text((_GAP, 50), captions.subtitle, _FAINT, small)
     for index, (panel, caption) in enumerate(zip(panels, _PANELS, strict=True)):
         left = _GAP + index * (width + _GAP)
         draw.text((left, _HEAD - 24), caption, _TEXT, small)
         sheet.paste(panel, (left, _HEAD))
-    left, top = _GAP, _HEAD + height + 24
+    left = _GAP
+    top = _HEAD + height + 24
     for tissue, (_, color) in _TISSUES.items():
         draw.rectangle((left, top, left + 16, top + 16), fill=color)
         draw.text((left + 26, top - 2), f"{tissue} matter, Dice {captions.dice[tissue]:.2f}", _FAINT, small)

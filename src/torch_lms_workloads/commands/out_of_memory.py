@@ -1,4 +1,4 @@
-"""What is said when memory runs out without LMS."""
+"""Explains to users what would have helped when memory runs out without LMS."""
 
 import traceback
 from collections.abc import Callable, Iterator
@@ -6,10 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
-from torch_lms.cli.plan_answer import Question, largest_within
-from torch_lms.cli.plan_target import Setting
-from torch_lms.cli.room import room_bytes
+from torch_lms.answers import Question, largest_within, room_bytes
 from torch_lms.errors import LmsError
+from torch_lms.targets import Setting
 from torch_lms_workloads.training.memory import is_out_of_memory
 from torch_lms_workloads.training.paging import Paging
 from torch_lms_workloads.training.setup import Setup
@@ -19,12 +18,13 @@ from torch_lms_workloads.training.setup import Setup
 def explained(
     paging: Paging, device: torch.device, what: str, predicted: Callable[[int], str] = lambda room: ""
 ) -> Iterator[None]:
-    """Around work without LMS: names the option that would have helped.
+    """Name the option that would have helped, where the work of the ``with`` block runs out of memory without LMS.
 
     Args:
-        paging, device: what is worked with, and where.
-        what: is worked on.
-        predicted: of the bytes that the device had room for, what would have fitted, to be added to the message.
+        paging: how the work is paged.
+        device: where it runs.
+        what: what is worked on, for the message.
+        predicted: says what would have fitted into the bytes that the device had room for, at the end of the message.
 
     Raises:
         LmsError: in place of torch's own error.
@@ -38,11 +38,11 @@ def explained(
             raise
         traceback.clear_frames(error.__traceback__)
         cause = " ".join(str(error).split())
-    raise LmsError(f"out of memory without LMS, {what}: leave --no-lms away{predicted(room)}. ({cause})")
+    raise LmsError(f"out of memory without LMS, {what}: omit --no-lms{predicted(room)}. ({cause})")
 
 
 def size_that_fits(setup: Setup, room: int) -> str:
-    """By tracing steps of other sizes; nothing if that cannot be told."""
+    """Say which sizes would have fitted into ``room`` bytes, by tracing steps; "" if that cannot be told."""
     recipe = setup.recipe
     setting = Setting(
         size=recipe.size,
@@ -52,7 +52,7 @@ def size_that_fits(setup: Setup, room: int) -> str:
         amp=recipe.amp,
         device=setup.device.type,
     )
-    question = Question(setup.workload.name, setup.workload, setting, "planned", None)
+    question = Question(setup.workload.name, setup.workload, setting, policy="planned", limit=None)
     try:
         found = largest_within(question, "size", room)
     except (LmsError, RuntimeError, MemoryError):

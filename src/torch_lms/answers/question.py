@@ -1,0 +1,36 @@
+"""What is asked: one target, one setting, one policy, one limit."""
+
+from dataclasses import dataclass
+
+from torch_lms.targets import Setting, Target, Traced, trace
+
+CHECKPOINT = "checkpoint"
+"""A policy that changes the step itself: blocks are checkpointed, and nothing moves."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about one target.
+
+    Attributes:
+        name: the target's name.
+        target: the target.
+        setting: how its step is asked for.
+        policy: one of the planner's, or ``CHECKPOINT``.
+        limit: bytes, or None for what the device has.
+    """
+
+    name: str
+    target: Target
+    setting: Setting
+    policy: str
+    limit: int | None
+
+    @property
+    def planners_policy(self) -> str:
+        """The policy under which the planner simulates the step."""
+        return "none" if self.policy == CHECKPOINT else self.policy
+
+    def traced(self) -> Traced:
+        """Trace the step. Errors as of ``targets.trace``."""
+        return trace(self.name, self.target, self.setting)

@@ -1,0 +1,41 @@
+"""Checkpoints the blocks of a model, as a user of ``torch.utils.checkpoint`` would."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def checkpoint_blocks(model: "nn.Module") -> None:
+    """Have every block recomputed in backward.
+
+    Blocks are the children of a row: a ``Sequential`` or ``ModuleList`` of several modules of one class, which have
+    children of their own. Of rows inside each other, the outermost counts.
+    """
+    inside: set[nn.Module] = set()
+    for row in model.modules():
+        if row in inside or not _is_row_of_blocks(row):
+            continue
+        for block in row.children():
+            inside.update(block.modules())
+            block.forward = _checkpointed(block.forward)
+
+
+def _is_row_of_blocks(module: "nn.Module") -> bool:
+    from torch import nn
+
+    if not isinstance(module, nn.Sequential | nn.ModuleList):
+        return False
+    children = list(module.children())
+    classes = {type(child) for child in children}
+    return len(children) > 1 and len(classes) == 1 and any(True for _ in children[0].children())
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    from torch.utils.checkpoint import checkpoint
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    return checkpointed

@@ -1,0 +1,160 @@
+"""Traces the step of a target on fake tensors: nothing is allocated, and nothing runs."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch_lms.errors import LmsError, UsageError
+from torch_lms.targets.checkpoint import checkpoint_blocks
+from torch_lms.targets.contract import CONTRACT, Target, described
+from torch_lms.targets.setting import AMP, Setting
+from torch_lms.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
+
+Built = tuple[Any, tuple[Any, ...] | Mapping[str, Any], Any]
+"""Model, inputs and loss; the loss is None where the target returns none."""
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step of one device.
+
+    Attributes:
+        trace: on fake tensors.
+        items: how many pixels, voxels or tokens are in it.
+        samples: how many samples are in it.
+        gradient_bytes: the size of the gradients of all parameters that are trained.
+    """
+
+    trace: Trace
+    items: int
+    samples: int
+    gradient_bytes: int
+
+
+def trace(name: str, target: Target, setting: Setting) -> Traced:
+    """Trace a step of ``target`` on one of ``setting.gpus`` devices; the others' steps are like it.
+
+    Raises:
+        UsageError: the target does not keep the contract, cannot take the setting, or raised an error.
+        UnsupportedError: it depends on values.
+    """
+    try:
+        return _trace(name, target, setting)
+    except LmsError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{name} raised {described(error)}") from error
+
+
+def _trace(name: str, target: Target, setting: Setting) -> Traced:
+    import torch
+
+    from torch_lms.capture.fake import trace_step
+
+    model, inputs, loss = _built(name, target, setting)
+    if setting.checkpoints:
+        checkpoint_blocks(model)
+    model.train(not setting.is_inference)
+    optimizer = setting.optimizer or getattr(target, "optimizer", None) or "sgd"
+    amp = AMP[setting.amp]
+    step = trace_step(
+        model,
+        inputs,
+        None if setting.is_inference else optimizer,
+        loss=loss,
+        device=setting.device,
+        amp=None if amp is None else getattr(torch, amp),
+    )
+    first = _first_tensor(inputs)
+    return Traced(
+        trace=step,
+        items=_items(first),
+        samples=1 if first is None or not first.ndim else int(first.shape[0]),
+        gradient_bytes=0 if setting.is_inference else _gradient_bytes(model),
+    )
+
+
+def _built(name: str, target: Target, setting: Setting) -> Built:
+    """Call the target under ``FakeTensorMode``; without it where making the model or its inputs takes values."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    arguments = _arguments(name, target, setting)
+    default_dtype = torch.get_default_dtype()
+    if setting.dtype is not None:
+        torch.set_default_dtype(getattr(torch, setting.dtype))
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            built = target(**arguments)
+    except DataDependentOutputException:
+        built = target(**arguments)
+    finally:
+        torch.set_default_dtype(default_dtype)
+    return _checked(name, built)
+
+
+def _checked(name: str, built: Any) -> Built:
+    import torch
+
+    if not isinstance(built, tuple) or len(built) not in (2, 3) or not isinstance(built[0], torch.nn.Module):
+        raise UsageError(f"{name} returned {_kind(built)}: {CONTRACT}")
+    model, inputs = built[:2]
+    loss = built[2] if len(built) == 3 else None
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    elif not isinstance(inputs, Mapping):
+        inputs = tuple(inputs)
+    return model, inputs, loss
+
+
+def _arguments(name: str, target: Target, setting: Setting) -> dict[str, Any]:
+    """The keywords that the target is called with: the share of one device."""
+    arguments = dict(setting.options)
+    if setting.size is not None:
+        arguments["size"] = setting.size
+    if setting.batch is not None:
+        if setting.batch % setting.gpus:
+            raise UsageError(f"batch is over all GPUs: expected a multiple of {setting.gpus}; got {setting.batch}")
+        arguments["batch"] = setting.batch // setting.gpus
+    known = inspect.signature(target).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        return arguments
+    unknown = [keyword for keyword in arguments if keyword not in known]
+    if unknown:
+        raise UsageError(f"{name} takes {', '.join(known) or 'no arguments'}; got {', '.join(unknown)}")
+    return arguments
+
+
+def _first_tensor(inputs: tuple[Any, ...] | Mapping[str, Any]) -> "torch.Tensor | None":
+    import torch
+
+    for value in inputs.values() if isinstance(inputs, Mapping) else inputs:
+        if isinstance(value, torch.Tensor):
+            return value
+    return None
+
+
+def _items(first: "torch.Tensor | None") -> int:
+    """The positions in a batch, of which ``first`` is the first input: pixels, voxels, or tokens."""
+    if first is None:
+        return 1
+    if not first.is_floating_point():  # tokens
+        return int(first.numel())
+    if first.ndim > 2:  # channels of a pixel or voxel are one item
+        return int(first.numel() // max(1, first.shape[1]))
+    return int(first.shape[0])
+
+
+def _gradient_bytes(model: "torch.nn.Module") -> int:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return sum(parameter.numel() * parameter.element_size() for parameter in trained)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(type(part).__name__ for part in value)})"
+    return type(value).__name__
