@@ -183,7 +183,7 @@ def test_an_unknown_optimizer() -> None:
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     line
-    for name in ("README.md", "docs/workloads.md", "docs/adding-a-workload.md")
+    for name in ("README.md", "docs/commands.md", "docs/workloads.md", "docs/adding-a-workload.md")
     for line in (ROOT / name).read_text().splitlines()
     if re.match(r"torch-lms (train|predict|eval) |torchrun .*-m torch_lms train ", line)
 ]

@@ -1,5 +1,6 @@
 """What the documents say is what the code does, as far as that can be compared."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -18,10 +19,12 @@ from torch_lms.residency import TRANSITIONS, State, transition_table
 ROOT = Path(__file__).parents[2]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
     *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md", "docs/articles.md", "docs/validation.md"),
+    *("docs/reference.md", "docs/commands.md", "docs/limits.md"),
 ]
 
 
@@ -83,7 +86,16 @@ def test_what_any_mode_changes_is_listed() -> None:
 def test_every_knob_is_explained() -> None:
     for name, default in parameters("enable").items():
         shown = default.replace("'", '"')
-        assert f"| `{name}` | `{shown}` |" in README, name
+        assert f"| `{name}` | `{shown}` |" in REFERENCE, name
+
+
+def test_every_statistic_is_explained() -> None:
+    module = sources()["runtime.stats"]
+    stats = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Stats")
+    fields = [ast.unparse(node.target) for node in stats.body if isinstance(node, ast.AnnAssign)]
+    rows = re.search(r"<!-- begin: statistics -->\n(.*?)\n<!-- end: statistics -->", REFERENCE, re.DOTALL)
+    assert rows is not None
+    assert re.findall(r"^\| `(\w+)` \|", rows[1], re.MULTILINE) == fields
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -128,9 +140,10 @@ def test_the_example_is_short() -> None:
     assert len(block("example").splitlines()) <= 10
 
 
-def test_the_errors_in_the_readme_exist() -> None:
+@pytest.mark.parametrize("name", ["README.md", "docs/limits.md", "docs/reference.md"])
+def test_the_errors_that_are_named_exist(name: str) -> None:
     known = {kind.__name__ for kind in all_below(LmsError)}
-    assert set(re.findall(r"`(\w+Error)`", README)) <= known
+    assert set(re.findall(r"`(\w+Error)`", (ROOT / name).read_text())) <= known
 
 
 def all_below(kind: type[Exception]) -> set[type[Exception]]:
