@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from types import FrameType
@@ -106,7 +107,7 @@ class Operation:
     @property
     def switches(self) -> int:
         """How often a call is in another file than the call before."""
-        return sum(one.file != other.file for one, other in zip(self.calls, self.calls[1:], strict=False))
+        return sum(one.file != other.file for one, other in pairwise(self.calls))
 
     @property
     def event(self) -> str | None:
