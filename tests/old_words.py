@@ -5,9 +5,9 @@
 The table in the design, between ``<!-- begin: old words -->`` and its end, says what is replaced, by what, and as what
 it is looked for:
 
-* word: anywhere, as a word of prose or a part of an identifier, in any case; also in the names of files. Several words are looked for one after the
-  other: "made again" is found in ``made_again``, ``MadeAgain``, "made-again" and across the end of a line.
-  With a hyphen it is looked for as it is: "stand-in" is not found in "they stand in a row".
+* word: anywhere, as a word of prose or a part of an identifier, in any case; also in the names of files. Several words
+  are looked for one after the other: "made again" is found in ``made_again``, ``MadeAgain``, "made-again" and across
+  the end of a line. With a hyphen it is looked for as it is: "stand-in" is not found in "they stand in a row".
 * name: as a whole identifier, in code or between backticks.
 * part: as one part or several of an identifier, in code or between backticks.
 * prefix: at the beginning of an identifier, in code or between backticks.
