@@ -27,6 +27,9 @@ DOCUMENTS = [
     *("docs/reference.md", "docs/commands.md", "docs/limits.md"),
 ]
 
+PATHS = re.compile(r"(?<![\w/.])(?:src|tests|docs|benchmarks|examples|\.ci|\.github)/[\w/.-]*\w")
+"""Paths below the root, in prose or in code."""
+
 
 def diagram() -> str:
     """The transitions between states, for GitHub to draw."""
@@ -103,6 +106,36 @@ def test_links_lead_somewhere(name: str) -> None:
     document = ROOT / name
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
         assert (document.parent / target).exists(), target
+
+
+def test_paths_for_contributors_exist() -> None:
+    """The configurations that contributors use are read, too."""
+    files = ["CONTRIBUTING.md", "noxfile.py", ".github/workflows/ci.yml"]
+    named = {path: file for file in files for path in PATHS.findall((ROOT / file).read_text())}
+    assert len(named) > 40
+    missing = [f"{file} names {path}" for path, file in named.items() if not (ROOT / path).exists()]
+    assert not missing, "\n".join(missing)
+
+
+def test_modules_for_contributors_exist() -> None:
+    """What is run as ``python -m tests.NAME`` is a module, or a package with a main program."""
+    for name in re.findall(r"-m tests\.(\w+)", (ROOT / "CONTRIBUTING.md").read_text()):
+        tests = ROOT / "tests"
+        assert (tests / f"{name}.py").exists() or (tests / name / "__main__.py").exists() or (tests / name).is_dir()
+
+
+def test_ten_typical_changes_have_files_and_tests() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("## Where do I change ...?")[1].split("\n\n")[1]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    assert len(rows) >= 10
+    for change, begin, _, covered in rows:
+        assert "`src/" in begin, change
+        assert "`tests/" in covered, change
+
+
+def test_sessions_that_contributors_are_told_of_exist() -> None:
+    sessions = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    assert {"tests", "lint", "types", "torch_versions", "bench"} <= sessions
 
 
 def commands_in(name: str) -> list[str]:
