@@ -43,7 +43,7 @@ THERE_AND_BACK = traced([Op([0], [1]), Op([0], [2]), Op([0]), Op([2]), Op([1])],
 def training(sizes: list[int], weights: list[int]) -> Trace:
     """A chain of layers: forward, backward (which needs the layer's input and weight), update of every weight."""
     count = len(sizes) - 1
-    pages = [TracedPage(nbytes, -1, 0, becomes=n) for n, nbytes in enumerate(weights)]
+    pages = [TracedPage(nbytes, -1, 0, successor=n) for n, nbytes in enumerate(weights)]
     ops: list[TracedOp] = []
     inputs = [len(pages)]
     pages.append(TracedPage(sizes[0], -1, 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[1] / "src" / "torch_lms"
 WORKLOADS = SOURCES.with_name("torch_lms_workloads")
 
-GROUND = frozenset({"errors", "units", "import_hooks"})
+GROUND = frozenset({"errors", "renamed", "units", "import_hooks"})
 LOW = GROUND | {"trace", "machine"}
 DECISIONS = LOW | {"residency", "policy"}
 MODELS = DECISIONS | {"pager", "timeline"}
@@ -15,6 +15,7 @@ MECHANISMS = MODELS | {"engine", "stores", "capture"}
 
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "renamed": frozenset(),
     "import_hooks": frozenset(),
     "units": frozenset({"errors"}),
     "trace": GROUND,

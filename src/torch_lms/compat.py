@@ -32,7 +32,7 @@ Device = torch.device | str | int | None
 """As PyTorch's own statistics take it: an index, a device or its name; None is the current one. Without CUDA all of
 them mean whatever LMS pages there: the CPU."""
 
-_MOST_BYTES = 1 << 60
+_MAX_BYTES = 1 << 60
 
 
 @dataclass(slots=True)
@@ -282,7 +282,7 @@ def _nbytes(function: str, value: object) -> int:
         nbytes = operator.index(value)  # type: ignore[arg-type]  # whatever it is, it says so itself
     except TypeError:
         raise UsageError(f"{function} takes a whole number of bytes, such as {11 << 30}; got {value!r}") from None
-    if not 0 <= nbytes <= _MOST_BYTES:
+    if not 0 <= nbytes <= _MAX_BYTES:
         raise UsageError(f"{function} takes bytes, at least 0 and no more than a device can have; got {value!r}")
     return nbytes
 

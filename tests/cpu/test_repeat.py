@@ -9,7 +9,7 @@ from operators import OPS, run
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_lms.capture.call import can_be_repeated, write_down
+from torch_lms.capture.call import can_be_repeated, capture_call
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import tensors_among, untyped_storage
@@ -40,7 +40,7 @@ class Repeating(TorchDispatchMode):
         info, tensors = describe(func), tensors_among((*args, *kwargs.values()))
         if info.view or info.composite or types or not can_be_repeated(info, args, kwargs, self.find):
             return func(*args, **kwargs)
-        call = write_down(func, info, args, kwargs, self.find, lambda _: 0)
+        call = capture_call(func, info, args, kwargs, self.find, lambda _: 0)
         storages = {entry.page: untyped_storage(tensor).clone() for tensor in tensors if (entry := self.of(tensor))}
         result = func(*args, **kwargs)
         call.made(result, self.find)

@@ -36,6 +36,7 @@ PUBLIC_TO_WORKLOADS = frozenset(
 WITHOUT_TORCH = [
     "torch_lms",
     "torch_lms.errors",
+    "torch_lms.renamed",
     "torch_lms.units",
     "torch_lms.import_hooks",
     "torch_lms.output",
@@ -47,6 +48,7 @@ WITHOUT_TORCH = [
     "torch_lms.policy",
     "torch_lms.pager",
     "torch_lms.timeline",
+    "torch_lms.engine",
     "torch_lms.sim",
     "torch_lms.planner",
     "torch_lms.report",

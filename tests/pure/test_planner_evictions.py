@@ -34,7 +34,7 @@ def test_the_limit_holds_wherever_an_operation_alone_allows_it(seed: int, share:
             and not any(
                 a <= position <= b
                 for gap in gaps_of(trace)
-                if trace.pages[gap.page].becomes == number
+                if trace.pages[gap.page].successor == number
                 for a, b in gap.spans
             )
         )
@@ -64,7 +64,7 @@ def test_a_plan_is_the_same_each_time() -> None:
 
 
 def test_weights_that_nothing_writes_move_out_once_and_for_all() -> None:
-    weights = [TracedPage(50, -1, 4, becomes=n) for n in range(4)]
+    weights = [TracedPage(50, -1, 4, successor=n) for n in range(4)]
     trace = Trace(tuple(weights), tuple(TracedOp("forward", (n,), (), (), 0, 1.0) for n in range(4)))
     chosen = choose(trace, 100)
     assert chosen

@@ -17,7 +17,7 @@ IDLE = Op([0])
 
 def simulated(trace: Trace, limit: int, speeds: Speeds, policy: Policy, plan: Plan | None = None) -> SimulatedStep:
     """The second step."""
-    links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back, lost=speeds.lost)
+    links = LinkSpeeds(speeds.d2h, speeds.h2d, speeds.d2h, speeds.h2d, overlap_penalty=speeds.overlap_penalty)
     simulator = Simulator(trace, limit, {Tier.HOST: 10**9}, links, policy, plan)
     simulator.step()
     step = simulator.step()
@@ -60,11 +60,11 @@ def test_a_copy_that_takes_the_programs_time_is_dearer_than_making_it_again() ->
 
 def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for three pages. Dropped pages are made to make others, and dropped once more."""
-    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)  # an anchor on the way would spare that
+    monkeypatch.setattr("torch_lms.planner.plan._MAX_VARIANTS", 0)  # an anchor on the way would spare that
     trace = forth_and_back(6)
     plan = make_plan(trace, 30, {}, SLOW)
     step = simulated(trace, 30, SLOW, Planned(), plan)
-    assert step.out_bytes == 0
+    assert step.evicted_bytes == 0
     assert step.peak_bytes <= 30
     assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.recomputations})
 
@@ -80,7 +80,7 @@ def test_an_anchor_is_not_made_again() -> None:
 def test_anchors_are_found_where_they_save_time(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = forth_and_back(8)
     found = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
-    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)
+    monkeypatch.setattr("torch_lms.planner.plan._MAX_VARIANTS", 0)
     plain = simulated(trace, 30, SLOW, Planned(), make_plan(trace, 30, {}, SLOW))
     assert found.seconds < plain.seconds
 
@@ -116,7 +116,7 @@ def test_what_takes_no_time_is_dropped_first() -> None:
 
 
 def test_what_a_walk_drops_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_lms.planner.plan._MOST_VARIANTS", 0)
+    monkeypatch.setattr("torch_lms.planner.plan._MAX_VARIANTS", 0)
     trace = forth_and_back(6)
     found = make_plan(trace, 30, {}, SLOW)
     monkeypatch.setattr("torch_lms.planner.plan.choose_dropped", lambda room, seconds: [])

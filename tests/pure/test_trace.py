@@ -32,7 +32,7 @@ def two_steps() -> tuple[Trace, Trace]:
 def test_what_is_written_down() -> None:
     first, _ = two_steps()
     assert first.pages == (
-        TracedPage(100, born=-1, dead=3, becomes=0),
+        TracedPage(100, born=-1, dead=3, successor=0),
         TracedPage(50, born=0, dead=2),
         TracedPage(100, born=1, dead=3),
     )
@@ -48,7 +48,7 @@ def test_what_is_written_down() -> None:
 
 def test_a_gradient_becomes_that_of_the_next_step() -> None:
     _, second = two_steps()
-    assert [(page.born, page.dead, page.becomes) for page in second.pages] == [
+    assert [(page.born, page.dead, page.successor) for page in second.pages] == [
         (-1, 3, 0),
         (-1, 0, -1),
         (0, 2, -1),

@@ -23,7 +23,7 @@ from torch_lms.planner import Speeds, plan
 _FOR_PLANS = (
     (engine, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be made again is
     (plan, "_WALKS", plan._WALKS[:2]),  # any plan will do: a good one of a test's thousand operations takes seconds
-    (plan, "_MOST_WALKED", 0),
+    (plan, "_MAX_WALKED", 0),
 )
 
 

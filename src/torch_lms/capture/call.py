@@ -176,7 +176,7 @@ def can_be_repeated(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any],
     return bool(sum(map(storage_nbytes, small)) <= _MAX_SMALL_BYTES)
 
 
-def write_down(
+def capture_call(
     func: Any,
     info: OpInfo,
     args: tuple[Any, ...],

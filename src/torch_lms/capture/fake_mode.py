@@ -69,7 +69,7 @@ class Tracer(TorchDispatchMode):
         self._reap()
         self._whole.finish(0.0)
         self._split.finish(0.0)
-        self.trace = replace(self._whole.trace(), cut=self._split.trace())
+        self.trace = replace(self._whole.trace(), split=self._split.trace())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture import split
-from torch_lms.capture.call import Call, Find, can_be_repeated, write_down
+from torch_lms.capture.call import Call, Find, can_be_repeated, capture_call
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
 from torch_lms.capture.placeholder import for_gradient_of_input
@@ -342,7 +342,7 @@ class _Op(Use):
 
     def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
         if self.is_repeatable:
-            self.call = write_down(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
+            self.call = capture_call(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
 
     def written(self, entries: list[Entry]) -> list[Entry]:
         if self.info.opaque:

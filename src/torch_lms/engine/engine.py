@@ -120,7 +120,7 @@ class Engine:
         before_moving: Callable[[], None] = lambda: None,
     ) -> None:
         self.pager = Pager(0 if limit is None else limit, policy, backend.tiers)
-        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
         self.recoveries = 0
         self._backend = backend
         self._policy = policy
@@ -314,7 +314,7 @@ class Engine:
         self._follow()
 
     def _link_speeds(self) -> Speeds:
-        out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.OUT, Lane.IN))
+        out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))
         return Speeds(out, back, self._backend.overlap_penalty)
 
     @property
@@ -405,7 +405,7 @@ class Engine:
         self.count_transfers()
         self.pager.reset_counters()
         self.pager.book.reset_peak_device()
-        self.links = {Lane.OUT: Link(), Lane.IN: Link()}
+        self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
         self.recoveries = 0
         self._evicted_before_step = 0
 

@@ -24,13 +24,14 @@ class Speeds(NamedTuple):
     """Speeds of the link to the next tier.
 
     Attributes:
-        out, back: bytes per second from the device, and to it.
-        lost: share of a transfer's time that the program loses though it does not wait, since the same cores do both.
+        d2h, h2d: bytes per second from the device, and to it.
+        overlap_penalty: share of a transfer's time that the program loses though it does not wait, since the same
+            cores do both.
     """
 
-    out: float
-    back: float
-    lost: float = 0.0
+    d2h: float
+    h2d: float
+    overlap_penalty: float = 0.0
 
 
 MakePlan = Callable[[Trace, int, Mapping[PageId, int], Speeds], Plan]

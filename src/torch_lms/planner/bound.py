@@ -103,9 +103,9 @@ def _require_room(
             freed.append((columns.moved[number], -float(gap.nbytes)))
             freed.append((columns.dropped[number], -float(gap.nbytes)))
             if 0 <= written(trace, gap) <= gap.after < position:
-                evicted.append((columns.moved[number], gap.nbytes / speeds.out))
+                evicted.append((columns.moved[number], gap.nbytes / speeds.d2h))
             if gap.before > position:
-                fetched.append((columns.moved[number], gap.nbytes / speeds.back))
+                fetched.append((columns.moved[number], gap.nbytes / speeds.h2d))
         rows.add(freed, -float(excess[position]))
         rows.add([*evicted, (columns.total, -1.0)], begins_s[position] - trace.seconds)
         rows.add([*fetched, (columns.total, -1.0)], -ends_s[position])
@@ -135,8 +135,8 @@ def _require_copies_and_reruns(
 def _require_time(rows: "_Rows", columns: _Columns, trace: Trace, gaps: list[Gap], speeds: Speeds) -> None:
     """The step takes no less than the copies of each direction, and no less than all operations."""
     sizes = {gap.version: gap.nbytes for gap in gaps}
-    d2h = [(column, sizes[version] / speeds.out) for version, column in columns.copied.items()]
-    h2d = [(columns.moved[number], gap.nbytes / speeds.back) for number, gap in enumerate(gaps) if gap.before >= 0]
+    d2h = [(column, sizes[version] / speeds.d2h) for version, column in columns.copied.items()]
+    h2d = [(columns.moved[number], gap.nbytes / speeds.h2d) for number, gap in enumerate(gaps) if gap.before >= 0]
     reruns = [(columns.again[number], op.seconds) for number, op in enumerate(trace.ops)]
     rows.add([*d2h, (columns.total, -1.0)], 0.0)
     rows.add([*h2d, (columns.total, -1.0)], 0.0)

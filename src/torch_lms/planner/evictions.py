@@ -13,8 +13,8 @@ from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
-_LEAST_ROUNDS = 40
-_MOST_ROUNDS = 200
+_MIN_ROUNDS = 40
+_MAX_ROUNDS = 200
 _GAPS_IN_ALL = 50_000
 """Rounds times gaps, about. A round takes longer the more gaps there are, so small steps can afford more rounds."""
 
@@ -27,7 +27,7 @@ _THRIFTS = (0.5, 1.0, 2.0)
 _AS_GOOD_AS_FREE = 1000.0
 """How much more a gap is worth whose content has been paid for than one that is to be paid for."""
 
-_LEAST_S = 1e-9
+_MIN_S = 1e-9
 """What a recomputation costs at least: clocks may have seen no time, and bytes are divided by costs."""
 
 
@@ -50,7 +50,7 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
     if not best.any():
         return []
     dice = np.random.default_rng(0)
-    for _ in range(min(_MOST_ROUNDS, max(_LEAST_ROUNDS, _GAPS_IN_ALL // len(gaps)))):
+    for _ in range(min(_MAX_ROUNDS, max(_MIN_ROUNDS, _GAPS_IN_ALL // len(gaps)))):
         taken = np.flatnonzero(choice.chosen)
         prefers_dear = dice.random() < 0.5  # many small pages cannot be tried as often as a few large ones are worth it
         order = dice.uniform(0.5, 1.5, len(taken))
@@ -74,7 +74,7 @@ def choose_dropped(room: Headroom, seconds: Mapping[Gap, float]) -> list[Gap]:
         room: the headroom without the pages that move; what is chosen is taken from it.
         seconds: for each gap to choose from, the time to recompute its page.
     """
-    costs = [max(cost_s, _LEAST_S) for cost_s in seconds.values()]
+    costs = [max(cost_s, _MIN_S) for cost_s in seconds.values()]
     choice = _Choice(room, list(seconds), costs, range(len(seconds)))
     choice.fill(np.ones(len(choice.gaps)))
     return [choice.gaps[number] for number in np.flatnonzero(choice.chosen)]

@@ -65,9 +65,9 @@ def within(trace: Trace, nbytes: int, extra_bytes: int = 0) -> tuple[Trace, Need
     of them needs more. Without LMS they are not, so the need without LMS is that of the whole operations.
     """
     need = need_of(trace, extra_bytes)
-    if trace.cut is None or need.largest_op <= nbytes:
+    if trace.split is None or need.largest_op <= nbytes:
         return trace, need
-    return trace.cut, replace(need_of(trace.cut, extra_bytes), stock=need.stock)
+    return trace.split, replace(need_of(trace.split, extra_bytes), stock=need.stock)
 
 
 def with_fragmentation(nbytes: int) -> int:
@@ -183,7 +183,7 @@ def lower_tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeed
         disk_write = machine.disk.write_bytes_per_s / gpus
         disk_read = machine.disk.read_bytes_per_s / gpus
     if machine.link is None:  # the processor computes in the host's memory: the same cores make the copies
-        return disk, LinkSpeeds(disk_write, disk_read, disk_write, disk_read, is_host_memory=True, lost=1.0)
+        return disk, LinkSpeeds(disk_write, disk_read, disk_write, disk_read, is_host_memory=True, overlap_penalty=1.0)
     host = int(_HOST_SHARE * machine.host_bytes) // gpus
     link = min(machine.links(gpus), key=lambda link: link.both_bytes_per_s)
     speeds = LinkSpeeds(

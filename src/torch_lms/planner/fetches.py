@@ -46,7 +46,7 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
         page = gap.page
         is_in_next_step = position - evicted + gap.after >= ops
         if is_in_next_step:
-            page = trace.pages[gap.page].becomes
+            page = trace.pages[gap.page].successor
         fetches[position % ops].append((needed, page))
     return [[page for _, page in sorted(pages)] for pages in fetches]
 

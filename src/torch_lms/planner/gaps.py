@@ -50,7 +50,7 @@ def _gaps_of_page(trace: Trace, number: int) -> list[Gap]:
     if page.unpageable:
         return []
     end = len(trace.ops)
-    successor = page.becomes if page.dead == end else -1
+    successor = page.successor if page.dead == end else -1
     if not uses:
         if page.born < 0 and successor == number:  # no step uses it: it left long ago
             return [Gap(number, -1, -1, _spans((0, end - 1)), page.nbytes, _version(number, 0, end), True)]

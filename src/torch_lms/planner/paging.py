@@ -66,7 +66,7 @@ def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) 
     elif policy == "reactive":
         chooser = Reactive()
     else:
-        plan = make_plan(work, limit, {}, Speeds(links.out, links.back, links.lost))
+        plan = make_plan(work, limit, {}, Speeds(links.d2h, links.h2d, links.overlap_penalty))
         chooser = Planned()
     simulator = Simulator(
         work,
@@ -130,11 +130,11 @@ class PagingCost:
             delay_s=step.stall_s + step.copying_s + step.recompute_s,
             stall_s=step.stall_s,
             python_s=work.seconds - stock.seconds,
-            renewed_s=calibration.paging_byte_s * (step.in_bytes + step.recomputed_bytes),
-            d2h_s=_busy_s(step.timeline, Lane.OUT),
-            h2d_s=_busy_s(step.timeline, Lane.IN),
-            d2h_bytes=step.out_bytes,
-            h2d_bytes=step.in_bytes,
+            renewed_s=calibration.paging_byte_s * (step.fetched_bytes + step.recomputed_bytes),
+            d2h_s=_busy_s(step.timeline, Lane.D2H),
+            h2d_s=_busy_s(step.timeline, Lane.H2D),
+            d2h_bytes=step.evicted_bytes,
+            h2d_bytes=step.fetched_bytes,
             host_bytes=step.host_bytes,
             disk_bytes=step.disk_bytes,
             recomputed_bytes=step.recomputed_bytes,

@@ -53,7 +53,7 @@ _HIDDEN_COST = 0.01
 """Cost of a second of the link even where nobody waits for it: the disk wears, and the next step may differ. It decides
 between plans that take the same time. How it was chosen is not recorded."""
 
-_MOST_TRAFFIC = 1.03
+_MAX_TRAFFIC = 1.03
 """A walk that recomputes nothing is taken only if it moves at most so many times the least.
 
 With 1.1, the plan for one network moved 1.14 times the floor; tests/cpu/test_planned.py asserts 1.1 times at most.
@@ -62,13 +62,13 @@ With 1.1, the plan for one network moved 1.14 times the floor; tests/cpu/test_pl
 _ENOUGH = 1.02
 """Times the step without a limit: a plan that takes no longer is not improved any more."""
 
-_MOST_ANCHORS_TRIED = 12
+_MAX_ANCHORS_TRIED = 12
 """Anchors that are tried beside one plan, those first that take longest to recompute."""
 
-_MOST_VARIANTS = 40
+_MAX_VARIANTS = 40
 """Walks beside ``_WALKS``, at most."""
 
-_MOST_WALKED = 16_000
+_MAX_WALKED = 16_000
 """Operations in all these walks together, at most: long steps are not planned for minutes. How this and the two above
 were chosen is not recorded; what planning takes with them, docs/planning.md says."""
 
@@ -84,14 +84,14 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         ids: numbers of the pages that were alive at its end, by their id.
         speeds: of the link.
     """
-    reliable = speeds._replace(out=speeds.out * _DERATED, back=speeds.back * _DERATED)
+    reliable = speeds._replace(d2h=speeds.d2h * _DERATED, h2d=speeds.h2d * _DERATED)
     search = _Search(trace, limit, ids, reliable)
     if not search.best.choice.moved:
         return search.best.plan
-    for rules in (*_WALKS, *_shared_walks(speeds.lost)):
+    for rules in (*_WALKS, *_shared_walks(speeds.overlap_penalty)):
         search.walk(rules)
     enough_s = _ENOUGH * trace.seconds
-    for _ in range(min(_MOST_VARIANTS, _MOST_WALKED // len(trace.ops))):
+    for _ in range(min(_MAX_VARIANTS, _MAX_WALKED // len(trace.ops))):
         variant = next((rules for rules in search.variants() if rules not in search.tried), None)
         if variant is None or search.best.seconds <= enough_s:
             break
@@ -137,7 +137,7 @@ class _Search:
         self._limit = limit
         self._speeds = speeds
         self._stock_s = trace.seconds
-        self._known = {page: number for page, number in ids.items() if trace.pages[number].becomes == number}
+        self._known = {page: number for page, number in ids.items() if trace.pages[number].successor == number}
         self.tried: set[Rules] = set()
 
         self._most_held = inf
@@ -147,7 +147,7 @@ class _Search:
             self._most_held = trace.working_set_bytes + workspace
 
         thrifty = choose(trace, limit)
-        self._most_bytes = _MOST_TRAFFIC * moved_out(thrifty)
+        self._most_bytes = _MAX_TRAFFIC * moved_out(thrifty)
         self.best = self._candidate(Choice(thrifty, []), None)
 
     @cached_property
@@ -198,7 +198,7 @@ class _Search:
         for _, recomputation in self.best.choice.dropped:
             seconds[recomputation.page] += self._walker.seconds(recomputation)
         longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
-        for page in longest_first[:_MOST_ANCHORS_TRIED]:
+        for page in longest_first[:_MAX_ANCHORS_TRIED]:
             yield rules._replace(anchors=rules.anchors | {page})
         for factor in (0.5, 2.0):
             yield rules._replace(price=rules.price * factor)
@@ -206,7 +206,7 @@ class _Search:
     def _candidate(self, choice: Choice, rules: Rules | None) -> _Candidate:
         plan = _plan(self._trace, self._limit, choice, self._known, self._speeds)
         step = _simulated(plan, self._speeds)
-        copies_s = step.out_bytes / self._speeds.out + step.in_bytes / self._speeds.back
+        copies_s = step.evicted_bytes / self._speeds.d2h + step.fetched_bytes / self._speeds.h2d
         excess = max(0, step.peak_bytes - self._most_held)
         return _Candidate(step.seconds + _HIDDEN_COST * copies_s, excess, plan, choice, rules)
 
@@ -222,7 +222,7 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
             away.add(gap.page)
             continue
         evicted[gap.after].append(gap.page)
-        successor = trace.pages[gap.page].becomes
+        successor = trace.pages[gap.page].successor
         wraps = gap.spans[-1][0] == 0
         if wraps and successor >= 0:
             away.add(successor)
@@ -230,7 +230,7 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
         room.take(gap)
         if recomputation.before >= 0:
             room.fill((recomputation.before, recomputation.before), recomputation.extra_bytes)
-    fetched = schedule(trace, choice.moved, room, speeds.back)
+    fetched = schedule(trace, choice.moved, room, speeds.h2d)
     return Plan(
         trace,
         limit,
@@ -244,7 +244,7 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
 
 def _simulated(plan: Plan, speeds: Speeds) -> SimulatedStep:
     """The second of two steps on a machine with nothing but the link: the first begins with nothing away."""
-    links = LinkSpeeds(speeds.out, speeds.back, speeds.out, speeds.back, lost=speeds.lost)
+    links = LinkSpeeds(speeds.d2h, speeds.h2d, speeds.d2h, speeds.h2d, overlap_penalty=speeds.overlap_penalty)
     simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 62}, links, Planned(), replace(plan, known={}))
     simulator.step()
     return simulator.step()

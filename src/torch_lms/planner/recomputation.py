@@ -7,7 +7,7 @@ from torch_lms.planner.gaps import Gap
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
-_MOST_OPS = 32
+_MAX_OPS = 32
 """Operations of one recomputation, at most: what they create on the way is on the device at the same time. No record
 says how 32 was chosen."""
 
@@ -58,7 +58,7 @@ class Producers:
                     continue
                 ops.add(writer)
                 op = trace.ops[writer]
-                if not op.is_repeatable or len(ops) > _MOST_OPS:
+                if not op.is_repeatable or len(ops) > _MAX_OPS:
                     return None
                 for other in op.pages:
                     writes_before = bisect_left(self._writers[other], writer)

@@ -17,7 +17,7 @@ from torch_lms.trace import Trace
 _MEMORY_RATIO = 0.9
 """Share of the device's memory that TFLMS 2 counts on by default."""
 
-_MOST_AHEAD = 10
+_MAX_AHEAD = 10
 """Operations by which TFLMS 2 fetches early, at most."""
 
 
@@ -72,7 +72,7 @@ def tflms2(trace: Trace, limit: int) -> Plan:
         else:
             high = middle - 1
     chosen = _longer_than(gaps, low)
-    ahead = _MOST_AHEAD
+    ahead = _MAX_AHEAD
     while ahead > 1 and not _fits(trace, budget, chosen, ahead):
         ahead -= 1
     return _plan(trace, limit, chosen, ahead)

@@ -13,7 +13,7 @@ from torch_lms.planner.recomputation import Producers
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace, demand_curve
 
-_LEAST_S = 1e-9
+_MIN_S = 1e-9
 """Seconds that a page is away, at least: clocks may have seen none between two operations, and costs are divided by
 them."""
 
@@ -70,7 +70,7 @@ class Walker:
         self.speeds = speeds
         self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
         self.gaps = {(gap.page, gap.after): gap for gap in gaps_of(trace)}
-        self.predecessors = {page.becomes: number for number, page in enumerate(trace.pages) if page.becomes >= 0}
+        self.predecessors = {page.successor: number for number, page in enumerate(trace.pages) if page.successor >= 0}
         self._excess = _relative_excess(trace, limit)
 
         producers = Producers(trace)
@@ -143,10 +143,10 @@ class _Stay(NamedTuple):
         """The candidate for ``gap``, its costs computed by the speeds of ``walker``."""
         d2h_s = 0.0
         if not gap.is_copied:
-            d2h_s = gap.nbytes / walker.speeds.out
+            d2h_s = gap.nbytes / walker.speeds.d2h
         h2d_s = 0.0
         if gap.before >= 0:
-            h2d_s = gap.nbytes / walker.speeds.back
+            h2d_s = gap.nbytes / walker.speeds.h2d
         recompute_s = inf
         if recomputation is not None:
             recompute_s = walker.seconds(recomputation)
@@ -208,9 +208,9 @@ class _Walk:
     def _end_step(self) -> None:
         """Give the pages that live on the numbers that they have in the next step, and begin its clock at 0."""
         for page in [*self._resident, *self._away]:
-            if self._pages[page].becomes < 0:
+            if self._pages[page].successor < 0:
                 self._die(page)
-        successors = {number: page.becomes for number, page in enumerate(self._pages)}
+        successors = {number: page.successor for number, page in enumerate(self._pages)}
         self._resident = {successors[page] for page in self._resident}
         self._away = {successors[page]: absence for page, absence in self._away.items()}
         self._clean = {successors[page] for page in self._clean if successors[page] >= 0}
@@ -296,7 +296,7 @@ class _Walk:
                 stay = self._stay(page)
                 if stay is None:
                     continue
-                weight = stay.gap.nbytes * max(self._worth(stay.gap), _LEAST_S)
+                weight = stay.gap.nbytes * max(self._worth(stay.gap), _MIN_S)
                 if self._least_cost_s(page, stay) > least[0] * weight:
                     continue  # it cannot be the cheapest, whatever else its costs are
                 cost_s, recomputation = self._cost(page, stay, fetches)
@@ -310,7 +310,7 @@ class _Walk:
     def _remove(self, gap: Gap, page: int, recomputation: Recomputation | None) -> None:
         """Drop ``page`` if it has a ``recomputation``, else evict it."""
         if recomputation is None and page not in self._clean and not gap.is_copied:
-            self._d2h_free_s = self._d2h_begins_s(page) + gap.nbytes / self._walker.speeds.out
+            self._d2h_free_s = self._d2h_begins_s(page) + gap.nbytes / self._walker.speeds.d2h
         self._resident.remove(page)
         self._held -= gap.nbytes
         self._clean.discard(page)
@@ -377,7 +377,7 @@ class _Walk:
                 move_s += max(0.0, self._d2h_begins_s(page) + d2h_s - self._now_s)
             if h2d_s:
                 end_s = self._end_s(stay.gap)
-                waiting_s = fetches.nbytes_until(end_s) / self._walker.speeds.back + h2d_s
+                waiting_s = fetches.nbytes_until(end_s) / self._walker.speeds.h2d + h2d_s
                 move_s += max(0.0, waiting_s - (end_s - self._walker.starts[self._position]))
         if stay.recomputation is None or stay.recompute_s >= move_s:
             return move_s, None
@@ -406,7 +406,7 @@ class _Walk:
             return 0.0
         if 0 <= own_gap.before <= gap.before:
             return 0.0
-        return self._rules.price * own_gap.nbytes / self._walker.speeds.back
+        return self._rules.price * own_gap.nbytes / self._walker.speeds.h2d
 
     # -- times -------------------------------------------------------------------------------------------------------
 

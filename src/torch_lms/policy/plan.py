@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from torch_lms.renamed import warn_of_old_name
 from torch_lms.residency import PageId
 from torch_lms.trace import Trace
 
@@ -51,6 +52,24 @@ class Plan:
     away: frozenset[int]
     known: Mapping[PageId, int]
     recomputations: tuple[Recomputation, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[tuple[int, ...], ...]:
+        """The old name of ``evicts``."""
+        warn_of_old_name(self, "leaves", "evicts")
+        return self.evicts
+
+    @property
+    def comes(self) -> tuple[tuple[int, ...], ...]:
+        """The old name of ``fetches``."""
+        warn_of_old_name(self, "comes", "fetches")
+        return self.fetches
+
+    @property
+    def remade(self) -> tuple[Recomputation, ...]:
+        """The old name of ``recomputations``."""
+        warn_of_old_name(self, "remade", "recomputations")
+        return self.recomputations
 
     @cached_property
     def repeated_ops(self) -> frozenset[int]:

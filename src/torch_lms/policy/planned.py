@@ -115,7 +115,7 @@ class PlanCursor:
         if index < len(uses):
             return uses[index] - self.position
         outlives_step = trace.pages[number].dead == len(trace.ops)
-        successor = trace.pages[number].becomes if outlives_step else -1
+        successor = trace.pages[number].successor if outlives_step else -1
         uses_in_next_step = trace.uses[successor] if successor >= 0 else ()
         first_use = uses_in_next_step[0] if uses_in_next_step else len(trace.ops)
         return len(trace.ops) - self.position + first_use

@@ -38,7 +38,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         stall_s=stall_s,
         hidden_fraction=max(0.0, 1 - stall_s / busy_s) if busy_s else 1.0,
         link_bytes_per_s={
-            lane.value: sum(engine.links[lane].bytes_per_s for engine in engines) for lane in (Lane.OUT, Lane.IN)
+            lane.value: sum(engine.links[lane].bytes_per_s for engine in engines) for lane in (Lane.D2H, Lane.H2D)
         },
         host_bytes=sum(ledger.host for ledger in ledgers),
         disk_bytes=sum(ledger.disk for ledger in ledgers),

@@ -26,7 +26,7 @@ class _Copy:
 
     slot: Slot
     pending: Pending | None = None
-    lane: Lane = Lane.OUT
+    lane: Lane = Lane.D2H
     storage: torch.UntypedStorage | None = None
 
 
@@ -75,7 +75,7 @@ class CpuExecutor(Executor):
             return
         fill_storage(storage, entry.nbytes)
         try:
-            copy.storage, copy.lane = storage, Lane.IN
+            copy.storage, copy.lane = storage, Lane.H2D
             self._under_way[entry.page] = copy
             copy.pending = self._disk.read(copy.slot, memory_of(storage))
         except BaseException:  # it may be under way already
@@ -130,7 +130,7 @@ class CpuExecutor(Executor):
         pending = copy.pending
         try:
             self._wait(pending.wait)
-            name = "evict" if copy.lane is Lane.OUT else "fetch"
+            name = "evict" if copy.lane is Lane.D2H else "fetch"
             self._spans.append(Span(copy.lane, name, pending.began_s, pending.ended_s, entry.nbytes, entry.page))
         except BaseException as error:
             if not isinstance(error, StoreError):

@@ -7,7 +7,7 @@ import torch
 from torch_lms.machine.memory import read_host_memory
 
 _MARGIN_SHARE = 0.05
-_LEAST_MARGIN = 256 << 20
+_MIN_MARGIN = 256 << 20
 """Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
 
 
@@ -26,7 +26,7 @@ def auto_limit(device: torch.device) -> AutoLimit:
 
 
 def _less_margin(nbytes: int) -> int:
-    return max(0, nbytes - max(_LEAST_MARGIN, int(nbytes * _MARGIN_SHARE)))
+    return max(0, nbytes - max(_MIN_MARGIN, int(nbytes * _MARGIN_SHARE)))
 
 
 def _of_host() -> AutoLimit:

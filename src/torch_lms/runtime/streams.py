@@ -119,10 +119,10 @@ class StreamExecutor(Executor):
             if tier is Tier.HOST:
                 self._device.copy(self._host.tensor(copy.slots[0]), source, self._out)
                 copy.done = self._device.record(self._out)
-                self._untimed.append((Lane.OUT, began, copy.done, entry.nbytes, entry.page))
+                self._untimed.append((Lane.D2H, began, copy.done, entry.nbytes, entry.page))
             else:
                 copy.writes = self._stage().down(source, copy.slots, self._disk, self._out)
-                self._untimed.append((Lane.OUT, began, self._device.record(self._out), entry.nbytes, entry.page))
+                self._untimed.append((Lane.D2H, began, self._device.record(self._out), entry.nbytes, entry.page))
         except BaseException:
             self._give_up(entry)
             raise
@@ -211,7 +211,7 @@ class StreamExecutor(Executor):
                 self._stage().up(target, copy.slots, self._disk, self._in)
             use.streams, use.arrived = set(), self._device.record(self._in)
             copy.read = use.arrived
-            self._untimed.append((Lane.IN, began, use.arrived, entry.nbytes, entry.page))
+            self._untimed.append((Lane.H2D, began, use.arrived, entry.nbytes, entry.page))
         except BaseException as error:
             self._undo_fetch(copy, storage)
             if not isinstance(error, StoreError):
@@ -280,7 +280,7 @@ class StreamExecutor(Executor):
             if lane is Lane.COMPUTE:
                 self.stall_s += max(0.0, end_s - start_s)
                 continue
-            self._spans.append(Span(lane, "evict" if lane is Lane.OUT else "fetch", start_s, end_s, nbytes, page))
+            self._spans.append(Span(lane, "evict" if lane is Lane.D2H else "fetch", start_s, end_s, nbytes, page))
 
     def _await(self, stream: Stream, copied: StreamEvent) -> None:
         """``stream`` waits for a copy. If that is the program's, the time counts that it stands still."""

@@ -38,7 +38,7 @@ class LaneBackend:
         self.now_s = 0.0
         self._trace = trace
         self._lanes = Lanes(speeds)
-        self._overlap_penalty = speeds.lost
+        self._overlap_penalty = speeds.overlap_penalty
         self._is_blocking = is_blocking
         self._taken = 0
         self.begin_step()

@@ -6,7 +6,7 @@ from math import inf
 from torch_lms.residency import PageId, Tier
 from torch_lms.timeline import Lane, Span
 
-_OPPOSITE = {Lane.OUT: Lane.IN, Lane.IN: Lane.OUT}
+_OPPOSITE = {Lane.D2H: Lane.H2D, Lane.H2D: Lane.D2H}
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,23 +14,24 @@ class LinkSpeeds:
     """Bytes per second that one device gets, all others that are at work taken into account.
 
     Attributes:
-        out: to host memory.
-        back: from there.
+        d2h: to host memory.
+        h2d: from there.
         disk_write, disk_read: of its share of the disk.
-        both: out and back together, while both are busy.
+        both: both directions together, while both are busy.
         latency_s: before the first byte of a copy arrives.
         is_host_memory: whether the device's memory is the host's, so that the next tier is the disk.
-        lost: share of a copy's time that the program loses though it does not wait, since the same cores make both.
+        overlap_penalty: share of a copy's time that the program loses though it does not wait, since the same cores do
+            both.
     """
 
-    out: float
-    back: float
+    d2h: float
+    h2d: float
     disk_write: float
     disk_read: float
     both: float = inf
     latency_s: float = 0.0
     is_host_memory: bool = False
-    lost: float = 0.0
+    overlap_penalty: float = 0.0
 
 
 class Lanes:
@@ -51,9 +52,9 @@ class Lanes:
         """A copy down to ``tier`` may begin now."""
         speeds = self._speeds
         if speeds.is_host_memory:
-            end_s = self._occupy(Lane.OUT, "evict", page, nbytes, speeds.disk_write, now_s)
+            end_s = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.disk_write, now_s)
         else:
-            end_s = self._occupy(Lane.OUT, "evict", page, nbytes, speeds.out, now_s)
+            end_s = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.d2h, now_s)
             if tier is Tier.DISK:
                 end_s = self._occupy(Lane.DISK, "evict", page, nbytes, speeds.disk_write, end_s)
         self.done_s[page] = end_s
@@ -62,11 +63,11 @@ class Lanes:
         """A copy up from ``tier`` may begin now."""
         speeds = self._speeds
         if speeds.is_host_memory:
-            end_s = self._occupy(Lane.IN, "fetch", page, nbytes, speeds.disk_read, now_s)
+            end_s = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.disk_read, now_s)
         else:
             if tier is Tier.DISK:
                 now_s = self._occupy(Lane.DISK, "fetch", page, nbytes, speeds.disk_read, now_s)
-            end_s = self._occupy(Lane.IN, "fetch", page, nbytes, speeds.back, now_s)
+            end_s = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.h2d, now_s)
         self.done_s[page] = end_s
 
     def landed(self, now_s: float) -> list[PageId]:

@@ -26,7 +26,7 @@ class SimulatedStep:
         recompute_s: of these, recomputing pages.
         peak_bytes: most on the device at once, pages and workspaces.
         host_bytes, disk_bytes: most there.
-        out_bytes, in_bytes: moved.
+        out_bytes, fetched_bytes: moved.
         recomputed_bytes: of the pages recomputed.
     """
 
@@ -37,8 +37,8 @@ class SimulatedStep:
     peak_bytes: int
     host_bytes: int
     disk_bytes: int
-    out_bytes: int
-    in_bytes: int
+    evicted_bytes: int
+    fetched_bytes: int
     recomputed_bytes: int
     _record: StepRecord = field(repr=False, compare=False)
 
@@ -124,8 +124,8 @@ class Simulator:
             peak_bytes=backend.peak_bytes,
             host_bytes=backend.host_bytes,
             disk_bytes=backend.disk_bytes,
-            out_bytes=counters.evicted_bytes - evicted_bytes,
-            in_bytes=counters.fetched_bytes - fetched_bytes,
+            evicted_bytes=counters.evicted_bytes - evicted_bytes,
+            fetched_bytes=counters.fetched_bytes - fetched_bytes,
             recomputed_bytes=counters.recomputed_bytes - recomputed_bytes,
             _record=record,
         )
@@ -159,6 +159,6 @@ class Simulator:
 
     def _renumber(self) -> None:
         """Pages that live on have other numbers in the next step."""
-        for number in [number for number in self._ids if self._trace.pages[number].becomes < 0]:
+        for number in [number for number in self._ids if self._trace.pages[number].successor < 0]:
             self._die(number)
-        self._ids = {self._trace.pages[number].becomes: page for number, page in self._ids.items()}
+        self._ids = {self._trace.pages[number].successor: page for number, page in self._ids.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch_lms.timeline.record import Lane, Level, Span, Timeline
 
-_MOST_SPANS = 1_000_000
+_MAX_SPANS = 1_000_000
 """A program whose steps nobody sees end must not fill the memory with its past."""
 
 
@@ -38,17 +38,17 @@ class Log:
         """Note that an operation has all that it needs, and how many bytes of pages are in each tier now."""
         self._name = name
         self._start = now
-        if len(self._levels) < _MOST_SPANS:
+        if len(self._levels) < _MAX_SPANS:
             self._levels.append((now, resident, host, disk))
 
     def spent(self, name: str, start: Any, end: Any, nbytes: int = 0, page: int = -1) -> None:
         """Note what the program was kept busy with, or waited for."""
-        if len(self._spent) < _MOST_SPANS:
+        if len(self._spent) < _MAX_SPANS:
             self._spent.append((name, start, end, nbytes, page))
 
     def add(self, *copies: Span) -> None:
         """Note what was done beside the program."""
-        if len(self._copies) < _MOST_SPANS:
+        if len(self._copies) < _MAX_SPANS:
             self._copies += copies
 
     def timeline(self, when: Callable[[Any], float] = float) -> Timeline:

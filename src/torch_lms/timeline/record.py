@@ -11,10 +11,10 @@ class Lane(Enum):
     COMPUTE = "compute"
     """The program: its operations, and its waits for copies."""
 
-    OUT = "out"
+    D2H = "out"
     """Copies from the device to the next tier."""
 
-    IN = "in"
+    H2D = "in"
     """Copies from the next tier to the device."""
 
     DISK = "disk"

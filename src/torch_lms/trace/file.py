@@ -10,13 +10,15 @@ from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
 
 _FORMAT = "torch-lms trace"
 _VERSION = 1
+_SUCCESSOR = "becomes"
+"""The key of ``TracedPage.successor`` in files of this version."""
 
 
 def lines(trace: Trace) -> Iterator[str]:
     """The lines of a file of ``trace``, as JSON: one about the file, one for each page, one for each operation."""
     yield json.dumps({"format": _FORMAT, "version": _VERSION, "pages": len(trace.pages), "ops": len(trace.ops)})
     for page in trace.pages:
-        yield json.dumps(page._asdict())
+        yield json.dumps(_renamed(page._asdict(), "successor", _SUCCESSOR))
     for op in trace.ops:
         yield json.dumps(op._asdict())
 
@@ -40,7 +42,7 @@ def load(path: Path) -> Trace:
         if len(lines) != head["pages"] + head["ops"]:
             expected = f"{head['pages']} pages and {head['ops']} operations"
             raise UsageError(f"{path} is not whole: expected {expected}, got {len(lines)} lines: record it again")
-        pages = [TracedPage(**line) for line in lines[: head["pages"]]]
+        pages = [TracedPage(**_renamed(line, _SUCCESSOR, "successor")) for line in lines[: head["pages"]]]
         ops = [_op(line) for line in lines[head["pages"] :]]
         trace = Trace(tuple(pages), tuple(ops))
         trace.uses  # noqa: B018 - every page named must be there
@@ -49,6 +51,10 @@ def load(path: Path) -> Trace:
         raise
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UsageError(f"{path}: expected a trace as `torch-lms trace` writes it; got {error}") from error
+
+
+def _renamed(fields: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {new if name == old else name: value for name, value in fields.items()}
 
 
 def _op(line: dict[str, Any]) -> TracedOp:

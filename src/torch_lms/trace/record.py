@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from torch_lms.renamed import warn_of_old_name
+
 CONVOLUTIONS = ("convolution", "convolution3d")
 """The kinds of work that are convolutions, over images and over volumes, but for depthwise ones."""
 
@@ -16,14 +18,20 @@ class TracedPage(NamedTuple):
         born: the operation that created it; -1 if it lived before the step.
         dead: the operation after which it died; the number of operations if it outlived the step.
         unpageable: why it must stay on the device, "" if it may leave.
-        becomes: if it outlives the step, the number that such a page has at the start of the next; -1 if not known.
+        successor: if it outlives the step, the number that such a page has at the start of the next; -1 if not known.
     """
 
     nbytes: int
     born: int
     dead: int
     unpageable: str = ""
-    becomes: int = -1
+    successor: int = -1
+
+    @property
+    def becomes(self) -> int:
+        """The old name of ``successor``."""
+        warn_of_old_name(self, "becomes", "successor")
+        return self.successor
 
 
 class Work(NamedTuple):
@@ -78,13 +86,19 @@ class Trace:
     Attributes:
         pages: all pages that lived during the step, those not used in it included.
         ops: all operations that used a page, in order.
-        cut: the same step with large operations split, where it was traced on tensors without bytes; files do not
+        split: the same step with large operations split, where it was traced on tensors without bytes; files do not
             keep it.
     """
 
     pages: tuple[TracedPage, ...]
     ops: tuple[TracedOp, ...]
-    cut: "Trace | None" = field(default=None, compare=False, repr=False)
+    split: "Trace | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def cut(self) -> "Trace | None":
+        """The old name of ``split``."""
+        warn_of_old_name(self, "cut", "split")
+        return self.split
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:

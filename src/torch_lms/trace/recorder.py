@@ -111,7 +111,7 @@ class Recorder:
                 successor = self._successors.get(self._births[page], -1)
             if successor >= 0 and self._pages[successor].nbytes != self._pages[number].nbytes:
                 successor = -1
-            self._pages[number] = self._pages[number]._replace(dead=len(self._ops), becomes=successor)
+            self._pages[number] = self._pages[number]._replace(dead=len(self._ops), successor=successor)
 
     @property
     def signature(self) -> int:
