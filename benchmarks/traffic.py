@@ -1,7 +1,7 @@
 """How many bytes planned steps move out, beside the least that any schedule must.
 
 python benchmarks/traffic.py                # some minutes; prints a table of docs/planning.md, the same on any machine
-python benchmarks/traffic.py --recompute    # larger steps, with recomputation: what is made again depends on how fast
+python benchmarks/traffic.py --recompute    # larger steps, with recomputation: what is recomputed depends on how fast
                                             # the machine's link is, and its operations
 """
 
@@ -125,17 +125,17 @@ def measure(
 
 
 def print_recomputed() -> None:
-    """The table with recomputation. On all cores: what is made again depends on whether one is left for copies."""
-    print("| step | limit | floor | moved out | moved out, with recompute | of the floor | made again |")
+    """The table with recomputation. On all cores: what is recomputed depends on whether one is left for copies."""
+    print("| step | limit | floor | evicted | evicted, with recomputation | of the floor | recomputed |")
     print("|---|---|---|---|---|---|---|")
     for name, make in LARGE.items():
         for share in (2, 4):
             limit = demand_of(make) // share
-            moved, remade = measure(make, limit), measure(make, limit, recompute=True)
-            evicted = [format_bytes(traffic.stats.evicted_bytes / STEPS) for traffic in (moved, remade)]
+            moved, both = measure(make, limit), measure(make, limit, recompute=True)
+            evicted = [format_bytes(traffic.stats.evicted_bytes / STEPS) for traffic in (moved, both)]
             print(
-                f"| {name} | demand/{share} | {format_bytes(remade.floor)} | {' | '.join(evicted)} | "
-                f"{remade.ratio:.2f} | {format_bytes(remade.stats.recomputed_bytes / STEPS)} |",
+                f"| {name} | demand/{share} | {format_bytes(both.floor)} | {' | '.join(evicted)} | "
+                f"{both.ratio:.2f} | {format_bytes(both.stats.recomputed_bytes / STEPS)} |",
                 flush=True,
             )
 
@@ -158,7 +158,7 @@ def print_moved() -> None:
 
 
 @click.command()
-@click.option("--recompute", is_flag=True, help="What is moved if pages may be made again instead.")
+@click.option("--recompute", is_flag=True, help="What is moved if pages may be recomputed instead.")
 def main(recompute: bool) -> None:
     """Print a table of docs/planning.md."""
     if recompute:

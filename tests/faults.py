@@ -418,7 +418,7 @@ def memory_refused_to_a_page(directory: Path) -> Row:
 
 
 def memory_refused_to_a_recomputation(directory: Path) -> Row:
-    """There is no memory to make a page again: once, then for good. The link is so slow that what can be is dropped."""
+    """There is no memory to recompute a page: once, then for good. The link is so slow that what can be is dropped."""
     with patch.object(engine, "Speeds", lambda *_: Speeds(1e5, 1e5)), under_way(directory) as run:
         for _ in range(4):  # until there is a plan, and a step that follows it
             run.restore()
@@ -435,7 +435,7 @@ def memory_refused_to_a_recomputation(directory: Path) -> Row:
         run.restore()
         with patch.object(Call, "repeat", _refused):
             sees = told(torch_lms.WorkingSetError, partial(run.step, 1), words="smaller batch")
-    return Row("no memory to make a page again", sees)
+    return Row("no memory to recompute a page", sees)
 
 
 def memory_refused_to_a_view(directory: Path) -> Row:

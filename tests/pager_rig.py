@@ -1,7 +1,7 @@
 """An engine on a device that exists only as a table: which copy of each page holds which version of its content.
 
 The rig performs actions as naively as possible and checks each against that table, so a pager that frees the last copy,
-fetches a stale one, or evicts a page twice is caught at the action, not by the numbers it would have spoiled.
+fetches a stale one, or evicts a page twice is caught at the action, not by the numbers it would have ruined.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -212,7 +212,7 @@ def branches(device: DelayedDevice) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 @pytest.mark.parametrize("host_bytes", [PLENTY, 0])
-def test_pages_are_made_again_behind_what_they_are_made_from(
+def test_pages_are_recomputed_behind_what_they_are_made_from(
     host_bytes: int, seed: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))
@@ -240,7 +240,7 @@ def _made_unannounced(executor: StreamExecutor, entry: Entry, inputs: list[Entry
     ("step", "without"),
     [("_let_finish", lambda *_: None), ("_catch_up", lambda *_: None), ("recompute", _made_unannounced)],
 )
-def test_without_a_wait_for_what_is_made_again_the_device_notices(
+def test_without_a_wait_for_what_is_recomputed_the_device_notices(
     step: str, without: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))

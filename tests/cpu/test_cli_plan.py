@@ -86,7 +86,7 @@ def test_every_policy_answers(policy: str, tmp_path: Path) -> None:
     assert found["overhead"] is None if policy == "none" else found["overhead"] > -1e-9
 
 
-def test_blocks_made_again_need_less() -> None:
+def test_blocks_recomputed_need_less() -> None:
     setting = Setting(size=64, batch=2)
     target = find("resnet50")
     stock = trace("resnet50", target, setting).trace

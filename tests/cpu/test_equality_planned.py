@@ -1,4 +1,4 @@
-"""The workloads of `test_equality.py`, for as long as it takes to follow plans (N14) that make pages again (N16)."""
+"""The workloads of `test_equality.py`, for as long as it takes to follow plans (N14) that recompute pages (N16)."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 MIN_SIZE = 1024
 STEPS = 8
 
-NOTHING_TO_MAKE_AGAIN = {"double-backward", "inference-no-grad", "inference-mode"}
+NOTHING_TO_RECOMPUTE = {"double-backward", "inference-no-grad", "inference-mode"}
 """Without a backward, what an activation was made from is dead soon after."""
 
 
@@ -36,4 +36,4 @@ def test_equal_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert same_bits(results, expected)
         planned, recomputes = planned + stats.planned_steps, recomputes + stats.recomputes
     assert planned >= STEPS
-    assert recomputes or name in NOTHING_TO_MAKE_AGAIN
+    assert recomputes or name in NOTHING_TO_RECOMPUTE

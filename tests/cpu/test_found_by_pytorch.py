@@ -438,3 +438,23 @@ def test_13_quantized_tensors_of_less_than_a_byte(dtype: torch.dtype) -> None:
     expected = refusal()
     with torch_lms.session(limit=0, min_size=1):
         assert refusal() == expected
+
+
+def test_questions_about_sizes_and_layouts_that_a_subclass_answers_itself() -> None:
+    """They are operators of TorchScript, of which the dispatcher knows no kernel."""
+
+    class Answering(torch.Tensor):
+        @staticmethod
+        def __new__(cls, data: torch.Tensor) -> "Answering":
+            return torch.Tensor._make_subclass(cls, data, False, dispatch_sizes_strides_policy="sizes")
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(str(func))
+            return (7, 2) if "size" in str(func) else None
+
+    asked: list[str] = []
+    with torch_lms.session(limit=0, min_size=1):
+        tensor = Answering(torch.ones(2, 2))
+        assert tensor.size() == (7, 2)
+    assert any("size" in question for question in asked)

@@ -250,7 +250,7 @@ def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
 def test_cuda_graphs_are_refused() -> None:
     class Nobody(RawAccess):
         find = entry_of = begin = end = unseen = all_held = Mock()
-        export = keeping = lend = spoil = resized = is_out_of_memory = does_not_fit = Mock()
+        export = keeping = lend = invalidate = resized = is_out_of_memory = does_not_fit = Mock()
 
     patches = RawPatches(Nobody(), "cuda")
     patches.install()

@@ -1,4 +1,4 @@
-"""Pages that are dropped and made again (N16). The link is taken to be slow: whatever can be made again is."""
+"""Pages that are dropped and recomputed (N16). The link is taken to be slow: whatever can be recomputed is."""
 
 import io
 from collections.abc import Callable
@@ -100,7 +100,7 @@ def test_less_leaves_than_any_schedule_must_move(net: str) -> None:
 @pytest.mark.parametrize("share", [2, 4])
 @pytest.mark.parametrize("net", ["the demo's U-Net", "3D U-Net, 4 micro-batches", "encoder with Adam"])
 def test_less_leaves_than_without(net: str, share: int) -> None:
-    """Less than any schedule must move that makes nothing again."""
+    """Less than any schedule must move that recomputes nothing."""
     limit = demand_of(NETS[net]) // share
     _, step = NETS[net]()
     with one_thread(), torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
@@ -265,7 +265,7 @@ def test_nothing_is_lost_that_is_dropped(disturb: Callable[[Scene], None]) -> No
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(False)
     assert same_bits(results, expected)
-    assert made[2] > made[0] > 0, "nothing was dropped that had to be made again"
+    assert made[2] > made[0] > 0, "nothing was dropped that had to be recomputed"
     if disturb in (write_a_weight, write_what_others_are_made_from, take_addresses):
         assert made[1] > made[0], "nothing was dropped when it mattered"
 

@@ -212,16 +212,16 @@ def _wait_for(x: torch.Tensor, name: str) -> torch.Tensor:
 _events: dict[str, tuple[threading.Event, threading.Event]] = {}
 
 
-def test_an_operation_that_runs_while_calm_ends_keeps_its_pages() -> None:
+def test_an_operation_that_runs_while_the_fast_path_closes_keeps_its_pages() -> None:
     """It began without pinning anything, because everything fitted; then another thread evicts."""
-    _events["calm"] = began, go = threading.Event(), threading.Event()
+    _events["fast"] = began, go = threading.Event(), threading.Event()
     results: list[torch.Tensor] = []
     with torch_lms.session(limit="1GB", min_size=1) as lms:
         used, idle = torch.ones(10_000), torch.ones(10_000)
-        thread = threading.Thread(target=lambda: results.append(_wait_for(used, "calm")))
+        thread = threading.Thread(target=lambda: results.append(_wait_for(used, "fast")))
         thread.start()
         assert began.wait(60)
-        torch_lms.step()  # ends calm, and begins it again
+        torch_lms.step()  # closes the fast path, and opens it again
         torch_lms.step()
         torch_lms.reclaim()
         assert _nbytes(used.untyped_storage()) == 40_000

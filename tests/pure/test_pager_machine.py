@@ -218,14 +218,14 @@ class PagerMachine(RuleBasedStateMachine):
     def die(self, picks: list[int], faults: dict[int, str]) -> None:
         """Also while an operation has it pinned: ``set_`` drops a storage."""
         for page in self.pick(picks[:1]):
-            if not self.spoil(page, faults):
+            if not self.invalidate(page, faults):
                 return
             self.exported.discard(page)
             with self.faults(faults):
                 self.rig.die(page)
             self.rig.device.pop(page, None)
 
-    def spoil(self, page: PageId, faults: dict[int, str]) -> bool:
+    def invalidate(self, page: PageId, faults: dict[int, str]) -> bool:
         """A storage is about to be emptied by hand; whether that is allowed."""
         with self.faults(faults):
             self.rig.tell(Invalidated((page,)))
@@ -248,7 +248,7 @@ class PagerMachine(RuleBasedStateMachine):
     def resize(self, picks: list[int], nbytes: int, faults: dict[int, str]) -> None:
         ready = (State.RESIDENT, State.CLEAN)
         for page in self.pick(picks[:1], among=lambda page: self.rig.state(page) in ready):
-            if self.spoil(page, faults) and self.rig.state(page) in ready:
+            if self.invalidate(page, faults) and self.rig.state(page) in ready:
                 with self.faults(faults):
                     self.rig.resize(page, nbytes)
 

@@ -1,4 +1,4 @@
-"""What a walk has away, and how: moved, or dropped and made again."""
+"""What a walk has away, and how: moved, or dropped and recomputed."""
 
 import pytest
 from made_traces import THERE_AND_BACK, Op, random_training, traced
@@ -31,7 +31,7 @@ def forth_and_back(count: int, is_repeatable: bool = True) -> Trace:
     return traced([*forth, *(Op([n]) for n in reversed(range(count)))])
 
 
-def test_over_a_slow_link_it_is_made_again_over_a_fast_one_it_moves() -> None:
+def test_over_a_slow_link_it_is_recomputed_over_a_fast_one_it_moves() -> None:
     trace = forth_and_back(5)
     moved, dropped = Walker(trace, 40, SLOW).walk(Rules(1.0))
     assert not moved
@@ -41,24 +41,24 @@ def test_over_a_slow_link_it_is_made_again_over_a_fast_one_it_moves() -> None:
     assert not dropped
 
 
-def test_what_cannot_be_made_again_moves() -> None:
+def test_what_cannot_be_recomputed_moves() -> None:
     moved, dropped = Walker(forth_and_back(5, is_repeatable=False), 40, SLOW).walk(Rules(1.0))
     assert moved
     assert not dropped
 
 
-def test_a_copy_that_takes_the_programs_time_is_dearer_than_making_it_again() -> None:
-    """There is time enough to copy it, out and back a second each; to make it again takes one."""
+def test_a_copy_that_takes_the_programs_time_is_dearer_than_recomputing_it() -> None:
+    """There is time enough to copy it, out and back a second each; to recompute it takes one."""
     idle = [Op([0, 3])] * 40
     trace = traced([Op([0], [1], is_repeatable=True), *idle, Op([3], [2]), *idle, Op([3, 2]), Op([0, 1])], (0, 3))
     beside, instead = (make_plan(trace, 30, {}, Speeds(10.0, 10.0, lost)) for lost in (0.0, 1.0))
     assert any(beside.evicts)
     assert not beside.recomputations
     assert not any(instead.evicts)
-    assert [remade.page for remade in instead.recomputations] == [1]
+    assert [recomputed.page for recomputed in instead.recomputations] == [1]
 
 
-def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_are_recomputed_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for three pages. Dropped pages are made to make others, and dropped once more."""
     monkeypatch.setattr("torch_lms.planner.plan._MAX_VARIANTS", 0)  # an anchor on the way would spare that
     trace = forth_and_back(6)
@@ -66,14 +66,14 @@ def test_all_are_made_again_from_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     step = simulated(trace, 30, SLOW, Planned(), plan)
     assert step.evicted_bytes == 0
     assert step.peak_bytes <= 30
-    assert step.recomputed_bytes > 10 * len({remade.page for remade in plan.recomputations})
+    assert step.recomputed_bytes > 10 * len({recomputed.page for recomputed in plan.recomputations})
 
 
-def test_an_anchor_is_not_made_again() -> None:
+def test_an_anchor_is_not_recomputed() -> None:
     trace = forth_and_back(6)
     plain, anchored = (Walker(trace, 30, SLOW).walk(Rules(1.0, anchors=frozenset(pages))) for pages in ((), (2,)))
-    assert 2 in {remade.page for _, remade in plain.dropped}
-    assert 2 not in {remade.page for _, remade in anchored.dropped}
+    assert 2 in {recomputed.page for _, recomputed in plain.dropped}
+    assert 2 not in {recomputed.page for _, recomputed in anchored.dropped}
     assert anchored.dropped
 
 
@@ -134,7 +134,7 @@ def test_a_price_is_what_a_second_of_the_link_may_cost() -> None:
     assert not dear.moved
 
 
-def test_what_would_not_arrive_in_time_is_made_again() -> None:
+def test_what_would_not_arrive_in_time_is_recomputed() -> None:
     walker = Walker(traced([Op([0], [1]), Op([0], [2]), IDLE, Op([1]), Op([2])]), 25, Speeds(1.0, 1.0))
     assert walker.walk(Rules(0.01)).dropped
     assert not walker.walk(Rules(0.01, is_punctual=False)).dropped

@@ -1,4 +1,4 @@
-"""What a recorder writes down, and that it survives a file."""
+"""What a recorder notes, and that it survives a file."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def two_steps() -> tuple[Trace, Trace]:
     return traces[0], traces[1]
 
 
-def test_what_is_written_down() -> None:
+def test_what_is_recorded() -> None:
     first, _ = two_steps()
     assert first.pages == (
         TracedPage(100, born=-1, dead=3, successor=0),

@@ -12,7 +12,7 @@ from tests.upstream.judging import ANY_MODE, EQUAL, NAMED, NOT_RUN, ONLY_LMS, RU
 
 def table(verdicts: list[Verdict], title: str) -> Table:
     """A row for each file and setting, and for each setting over all files."""
-    columns = ("run", "moved", "planned", "evictions", "made again", "compared")
+    columns = ("run", "moved", "planned", "evictions", "recomputed", "compared")
     shown = Table("file", "setting", *columns, ANY_MODE, UNREPEATABLE, "named", ONLY_LMS, title=title)
     for column in shown.columns[2:]:
         column.justify = "right"

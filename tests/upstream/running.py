@@ -21,7 +21,7 @@ from torch_lms.engine import engine
 from torch_lms.planner import Speeds, plan
 
 _FOR_PLANS = (
-    (engine, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be made again is
+    (engine, "Speeds", lambda *_: Speeds(1e5, 1e5)),  # bytes per second: whatever can be recomputed is
     (plan, "_WALKS", plan._WALKS[:2]),  # any plan will do: a good one of a test's thousand operations takes seconds
     (plan, "_MAX_WALKED", 0),
 )

@@ -380,7 +380,7 @@ class _Op(Use):
 
 
 def _is_traced() -> bool:
-    """Whether a mode of PyTorch's own, which is always below ours, writes down operations on tensors without bytes."""
+    """Whether a mode of PyTorch's own, which is always below ours, records operations on tensors without bytes."""
     return any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING)
 
 

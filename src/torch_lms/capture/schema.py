@@ -213,6 +213,8 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
 
 def is_composite(name: str) -> bool:
     """Whether the operator of that name is made of others, and has no kernel of its own."""
+    if not torch._C._dispatch_has_kernel(name):  # one of TorchScript's: it asks a tensor for its size or layout
+        return False
     return bool(_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"))
 
 

@@ -337,7 +337,7 @@ class Engine:
         return self.pager.book.ledger.device * 2 < self.pager.limit
 
     @property
-    def is_calm(self) -> bool:
+    def can_take_fast_path(self) -> bool:
         """Whether nothing is away, and nothing need be evicted in a step like one of the last."""
         ledger = self.pager.book.ledger
         is_away = ledger.host or ledger.disk or self.pager.recipes

@@ -141,7 +141,7 @@ def enable(
         spill_dir: directory for the spill file. None: $TORCH_LMS_SPILL_DIR, else the first of $TMPDIR, /var/tmp and
             /tmp that is on a disk.
         policy: "planned" or "reactive".
-        recompute: whether a planned session may make tensors again instead of moving them.
+        recompute: whether a planned session may recompute tensors instead of moving them.
         device: "auto": the accelerator if there is one, else the CPU.
 
     Raises:

@@ -66,7 +66,7 @@ class FastPath:
 
     def open_if_all_fits(self) -> None:
         """A step ended: open if every page is on the device, and a step like the last would fit; else close."""
-        if all(backend.engine.is_calm for backend in self._table.backends):
+        if all(backend.engine.can_take_fast_path for backend in self._table.backends):
             self.is_open = True
         else:
             self.close()

@@ -29,7 +29,7 @@ class Options:
         host_limit: most bytes of page-locked host memory.
         spill_dir: directory of the spill file.
         policy: name.
-        recompute: whether pages may be made again instead of being moved.
+        recompute: whether pages may be recomputed instead of being moved.
     """
 
     kind: str

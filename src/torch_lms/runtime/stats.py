@@ -37,7 +37,7 @@ class Stats:
         peak_resident_bytes: the most there has been on the device.
         evicted_bytes, evictions: copied from the device to a lower tier.
         fetched_bytes, fetches: copied back.
-        recomputed_bytes: made again instead of fetched.
+        recomputed_bytes: recomputed instead of fetched.
         recomputes: how often.
         clean_drops: pages freed without a copy, because one was still valid below.
         stall_s: seconds in which the program waited for copies: the host, or on an accelerator the stream it uses.
@@ -47,8 +47,8 @@ class Stats:
         planned_steps: steps that followed a plan to their end.
         diverged_steps: steps that followed none to their end, though there were plans.
         replans: plans made after the first, for other kinds of steps.
-        traffic_ratio: bytes moved out in planned steps over the least that any plan without recomputation could move
-            out; below 1 if enough was made again. None if nothing had to, or if it was not asked for
+        traffic_ratio: bytes evicted in planned steps over the least that any plan without recomputation could evict;
+            below 1 if enough was recomputed. None if nothing had to, or if it was not asked for
             (``lms.stats(floor=True)``).
         policy: the one in force.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
@@ -97,9 +97,9 @@ class Stats:
                 f"  on the device  {format_bytes(self.resident_bytes)} (at most "
                 f"{format_bytes(self.peak_resident_bytes)}), in host memory {format_bytes(self.host_bytes)}, "
                 f"on disk {format_bytes(self.disk_bytes)}",
-                f"  moved out      {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
-                f"{self.clean_drops} more were free",
-                f"  moved back     {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "
+                f"  evicted        {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
+                f"{self.clean_drops} more without a copy",
+                f"  fetched        {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "
                 f"{format_seconds(self.stall_s)} waited "
                 f"({self.hidden_fraction:.0%} of the copies' time was hidden)",
                 f"  cannot move    {unpaged}",

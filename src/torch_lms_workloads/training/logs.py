@@ -1,4 +1,4 @@
-"""What is written down of a training: ``log.jsonl``, and the same for TensorBoard if that is installed."""
+"""What is recorded of a training: ``log.jsonl``, and the same for TensorBoard if that is installed."""
 
 import json
 from collections.abc import Mapping
