@@ -174,7 +174,7 @@ def check_books() -> None:
     assert torch.is_grad_enabled(), "gradients are off"
     pages = list(backend_now().engine.pager.book)
     assert not any(page.pins for page in pages), "pages are still pinned"
-    assert len(pages) == len(session._registry)
+    assert len(pages) == session.page_count
     below = [page for page in pages if page.state.in_lower_tier]
     store = store_now()
     store.validate()

@@ -175,7 +175,7 @@ def _look(lms: Lms, network: Network, window: Window) -> None:
     store = store_now()
     with session_now().standing_still() as (backend,):
         window.live_bytes.append(backend.engine.pager.book.ledger.live)
-    window.pages.append(len(session_now()._registry))
+    window.pages.append(session_now().page_count)
     window.spill_bytes.append(store.used_bytes)
     window.spill_file_bytes.append(store._file.size)
     window.host_bytes.append(lms.stats().host_bytes)

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import torch_lms
-from torch_lms.capture.raw import RawAccess, RawPatches
+from torch_lms.capture.page_owner import PageOwner
+from torch_lms.capture.raw import RawPatches
 from torch_lms.errors import UnsupportedError
 from torch_lms.runtime import api
 
@@ -248,11 +249,7 @@ def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
 
 
 def test_cuda_graphs_are_refused() -> None:
-    class Nobody(RawAccess):
-        find = entry_of = begin = end = unseen = all_held = Mock()
-        export = keeping = lend = invalidate = resized = is_out_of_memory = does_not_fit = Mock()
-
-    patches = RawPatches(Nobody(), "cuda")
+    patches = RawPatches(Mock(spec=PageOwner), "cuda")
     patches.install()
     try:
         graph = torch.cuda.CUDAGraph

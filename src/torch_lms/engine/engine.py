@@ -68,6 +68,15 @@ def drive(actions: Iterable[Action], perform: Callable[[Action], Exception | Non
         outcome = None  # an error, which holds this frame (N21)
 
 
+def _failing_with(error: BaseException) -> Callable[[Action], Exception | None]:
+    """A performance of actions that fails at the first: so the pager undoes what it has begun."""
+
+    def fail(action: Action) -> Exception | None:
+        raise error
+
+    return fail
+
+
 class Operation(Protocol):
     """An operation of the program.
 
@@ -201,6 +210,8 @@ class Engine:
 
     def access_begins(self, pages: tuple[PageId, ...], writes: tuple[PageId, ...] = ()) -> None:
         """``pages`` are used by what need not be part of every such step. Ends as an operation does."""
+        if self.record is not None:
+            self.record.access_begins(self._backend.mark())
         self._make_ready("view", pages, 0, writes)
 
     def op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
@@ -244,11 +255,15 @@ class Engine:
         actions = pager.op_begins(pages, new_bytes, writes)
         if actions:
             self._perform(actions)
-        ledger = pager.book.ledger
-        backend.grows(new_bytes, ledger.device, pager.limit)
-        backend.use(pages)
-        if self.record is not None:
-            self.record.ready(name, backend.mark(), ledger.device, ledger.host, ledger.disk)
+        try:
+            ledger = pager.book.ledger
+            backend.grows(new_bytes, ledger.device, pager.limit)
+            if self.record is not None:
+                self.record.ready(name, backend.mark(), ledger.device, ledger.host, ledger.disk)
+            backend.use(pages)
+        except BaseException:  # an interrupt: the caller takes it that the operation never began
+            self._tell(pager.op_ends(pages, ()))
+            raise
 
     def _move_cursors(self, name: str, pages: tuple[PageId, ...]) -> None:
         """Follow the plans by one operation, and forget those that the step has left."""
@@ -416,19 +431,20 @@ class Engine:
             self._perform(actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        if not isinstance(actions, tuple):
-            self._before_moving()
-        if self.record is None:
-            with self._backend.unobserved():
-                drive(actions, self._outcome)
-            return
-        began = self._spent_until = self._backend.mark()
+        """Have done what the pager asks for. Raises what keeps that from being done; the pager has undone it then."""
+        try:
+            if not isinstance(actions, tuple):
+                self._before_moving()
+            began = self._spent_until = self._backend.mark() if self.record is not None else None
+        except BaseException as error:  # an interrupt, before the pager was asked for its first action
+            drive(actions, _failing_with(error))
+            raise
         try:
             with self._backend.unobserved():
                 drive(actions, self._outcome)
         finally:
-            self._spent("stall")
-            if self.record is not None:
+            if self.record is not None and began is not None:
+                self._spent("stall")
                 self.record.paused(began, self._spent_until)
 
     def _outcome(self, action: Action) -> Exception | None:

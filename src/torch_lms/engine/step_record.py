@@ -1,13 +1,45 @@
 """What happened in one step: written as it happens, read when somebody asks for a trace or a timeline."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Level, Span, Timeline
 from torch_lms.trace import Living, Recorder, Trace
 
-_BEGINS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT = range(7)
+_BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT = range(8)
+
+
+@dataclass(slots=True)
+class _Running:
+    """The operation that runs, or ran last; none without a name.
+
+    Attributes:
+        has_ended: whether it is over, though the program may still be busy with what follows from it.
+        paused_s: from when to when the program waited after that.
+    """
+
+    name: str = ""
+    start_s: float = 0.0
+    has_ended: bool = False
+    paused_s: tuple[float, float] | None = None
+
+    def pause(self, pause: Span) -> None:
+        """The program waited."""
+        if self.has_ended:
+            first = self.paused_s[0] if self.paused_s is not None else pause.start_s
+            self.paused_s = first, pause.end_s
+
+    def span(self, next_s: float) -> list[Span]:
+        """Its span, the next operation beginning at ``next_s``: what the program did until then is the operation's. If
+        it did nothing but wait, the span ends where the wait began.
+        """
+        if not self.name:
+            return []
+        waited_to_the_end = self.paused_s is not None and self.paused_s[1] == next_s
+        end_s = self.paused_s[0] if self.paused_s is not None and waited_to_the_end else next_s
+        return [Span(Lane.COMPUTE, self.name, self.start_s, end_s)]
 
 
 class StepRecord:
@@ -44,6 +76,10 @@ class StepRecord:
         """An operation begins that every such step has. ``is_repeatable``: run again, it gives the same bits."""
         self._count += 1
         self._append((_BEGINS, name, pages, new_bytes, is_repeatable, now))
+
+    def access_begins(self, now: Any) -> None:
+        """Pages are used by what not every such step has."""
+        self._append((_ACCESS, now))
 
     def ready(self, name: str, now: Any, resident: int, host: int, disk: int) -> None:
         """An operation has all that it needs, and runs; there are so many bytes of pages in each tier."""
@@ -93,30 +129,36 @@ class StepRecord:
         """The whole step, which is over. ``seconds`` tells them from moments."""
         return self._recorder().trace(seconds)
 
-    def timeline(self, seconds: Callable[[Any], float], shortest_stall_s: float = 0.0) -> Timeline:
-        """When what happened. Pauses that were no longer than ``shortest_stall_s`` are no stalls."""
+    def timeline(
+        self, seconds: Callable[[Any], float], shortest_stall_s: float = 0.0, is_synchronous: bool = False
+    ) -> Timeline:
+        """When what happened.
+
+        Args:
+            seconds: tells them from moments.
+            shortest_stall_s: pauses that were no longer are no stalls.
+            is_synchronous: whether an operation's work is over when it ends. On a device that runs behind the host it
+                is not, and the time until the next operation is all counted as its own.
+        """
         spans: list[Span] = []
         levels: list[Level] = []
-        name, start_s = "", 0.0  # of the operation that runs, or ran last
+        running = _Running()
         for kind, *what in self._events:
             if kind == _READY:
                 name, start, *nbytes = what
-                start_s = seconds(start)
-                levels.append(Level(start_s, *nbytes))
+                running = _Running(name, seconds(start))
+                levels.append(Level(running.start_s, *nbytes))
+            elif kind == _ENDS:
+                running.has_ended = is_synchronous
             elif kind == _SPENT:
                 spent_on, start, end, nbytes_moved, page = what
                 pause = Span(Lane.COMPUTE, spent_on, seconds(start), seconds(end), nbytes_moved, page)
-                if name and pause.start_s > start_s:
-                    spans.append(Span(Lane.COMPUTE, name, start_s, pause.start_s))
+                running.pause(pause)
                 spans.append(pause)
-                start_s = pause.end_s
-            elif kind == _BEGINS:
-                end_s = seconds(what[-1])
-                if name and end_s > start_s:
-                    spans.append(Span(Lane.COMPUTE, name, start_s, end_s))
-                name = ""
-        if name:
-            spans.append(Span(Lane.COMPUTE, name, start_s, seconds(self._end)))
+            elif kind in (_BEGINS, _ACCESS):
+                spans += running.span(seconds(what[-1]))
+                running = _Running()
+        spans += running.span(seconds(self._end))
         kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
         return Timeline((*kept, *self._transfers), tuple(levels))
 

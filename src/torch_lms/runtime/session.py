@@ -431,6 +431,11 @@ class Session(PageOwner):
             self._reap()
             yield self._table.backends
 
+    @property
+    def page_count(self) -> int:
+        """How many storages are pages now, young ones included."""
+        return len(self._table.registry)
+
     def stats(self) -> Stats:
         """The figures now."""
         with self.standing_still() as backends:
@@ -555,7 +560,12 @@ def _begin(backend: DeviceBackend, op: Use, entries: list[Entry], new_bytes: int
         return
     engine.op_begins(op, pages, new_bytes, writes)
     position = engine.position_to_repeat
-    if position >= 0:
+    if position < 0:
+        return
+    try:
         op.capture_call(backend.writes_of)
-        if op.call is not None:
-            backend.keep_call(position, op.call)
+    except BaseException:
+        engine.op_ends(pages, ())
+        raise
+    if op.call is not None:
+        backend.keep_call(position, op.call)

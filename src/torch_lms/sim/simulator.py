@@ -45,7 +45,7 @@ class SimulatedStep:
     @cached_property
     def timeline(self) -> Timeline:
         """What was done and when."""
-        return self._record.timeline(float)
+        return self._record.timeline(float, is_synchronous=True)
 
 
 class Simulator:
