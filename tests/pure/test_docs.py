@@ -79,6 +79,19 @@ def test_every_floor_is_named() -> None:
         assert re.search(rf"^\| `{floor}", floors, re.MULTILINE), f"{floor} exists, and has no row"
 
 
+def test_the_life_of_a_tensor_names_what_there_is() -> None:
+    rows = marked("life of a tensor").splitlines()[2:]
+    assert len(rows) > 10
+    for row in rows:
+        path, name = re.findall(r"`([^`]+)`", row.strip("|").split("|")[-1])
+        tree = ast.parse((ROOT / "src" / "torch_lms" / path).read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        assert name in names, f"{path} has no {name}"
+
+
 def test_what_any_mode_changes_is_listed() -> None:
     listed = re.search(r"<!-- modes -->\n(.*?)\n<!-- /modes -->", (ROOT / "docs/reliability.md").read_text(), re.DOTALL)
     rows = [f"| `{name}` | {why} |" for name, why in CHANGED_BY_ANY_MODE.items()]
