@@ -52,7 +52,6 @@ class Stats:
             (``lms.stats(floor=True)``).
         policy: the one in force.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
-        algorithm_risk: steps in which an operation may have chosen another algorithm for want of workspace (N9).
         unpaged_bytes: bytes alive now that must stay on the device, by reason.
         allocations: how room for operations was found: "free", by evicting "one", "some" or "all" others, by "retry".
     """
@@ -80,7 +79,6 @@ class Stats:
     traffic_ratio: float | None = None
     policy: str = "off"
     recoveries: int = 0
-    algorithm_risk: int = 0
     unpaged_bytes: dict[str, int] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
 
