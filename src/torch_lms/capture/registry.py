@@ -45,11 +45,14 @@ class Registry:
     PyTorch keeps a storage's Python object as long as the storage lives, whoever holds it: a view, autograd, the
     engine. So a weak reference to it is exact, and asking whether it still refers to the storage in hand tells a new
     storage from a dead one at the same address.
+
+    Attributes:
+        deaths: pages whose storages died, and that ``dead`` has not given yet.
     """
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
-        self._deaths: deque[Entry] = deque()
+        self.deaths: deque[Entry] = deque()
         self._ids = count()
 
     def __iter__(self) -> Iterator[Entry]:
@@ -66,7 +69,7 @@ class Registry:
     def add(self, storage: torch.UntypedStorage, engine: Engine | None) -> Entry:
         """``storage`` becomes a page of the device of ``engine``; None where pages are only numbered."""
         # The callback may run at any moment, on any thread, with our lock held: it only appends.
-        entry = Entry(storage, self._deaths.append)
+        entry = Entry(storage, self.deaths.append)
         entry.page = next(self._ids)
         entry.nbytes = storage_nbytes(storage)
         entry.engine = cast(Engine, engine)
@@ -82,7 +85,7 @@ class Registry:
 
     def dead(self) -> Iterator[Entry]:
         """Pages whose storages died since the last call."""
-        while self._deaths:
-            entry = self._deaths.popleft()
+        while self.deaths:
+            entry = self.deaths.popleft()
             self.drop(entry)
             yield entry

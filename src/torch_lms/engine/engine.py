@@ -204,7 +204,7 @@ class Engine:
             if self._cursors:
                 self._move_cursors(op.name, pages)
             self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
-            if len(self.record) > _MAX_OPS:
+            if self.record.op_count > _MAX_OPS:
                 self._stop_recording()
         self._make_ready(op.name, pages, new_bytes, writes)
 
@@ -314,7 +314,7 @@ class Engine:
     def _end_record(self) -> None:
         record = self.record
         evicted_bytes = self.pager.counters.evicted_bytes
-        if record is not None and len(record):
+        if record is not None and record.op_count:
             record.finish(self._backend.mark())
             self._last_record = record
             if self._plans is not None and self._is_record_whole:

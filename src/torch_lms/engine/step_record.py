@@ -52,6 +52,9 @@ class StepRecord:
         living: the pages when the step begins.
         before: the record of the step before. A page that was born there is the predecessor of whatever is born at the
             same place in this step: a gradient, say, that lives until the next step clears it.
+
+    Attributes:
+        op_count: operations so far.
     """
 
     def __init__(self, living: list[Living], before: "StepRecord | None" = None) -> None:
@@ -62,19 +65,15 @@ class StepRecord:
         self._events: list[tuple[Any, ...]] = []
         self._append = self._events.append
         self._transfers: list[Span] = []
-        self._count = 0
+        self.op_count = 0
         self._end: Any = None
         self._read: Recorder | None = None
-
-    def __len__(self) -> int:
-        """Operations so far."""
-        return self._count
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def begins(self, name: str, pages: tuple[PageId, ...], new_bytes: int, is_repeatable: bool, now: Any) -> None:
         """An operation begins that every such step has. ``is_repeatable``: run again, it gives the same bits."""
-        self._count += 1
+        self.op_count += 1
         self._append((_BEGINS, name, pages, new_bytes, is_repeatable, now))
 
     def access_begins(self, now: Any) -> None:

@@ -90,6 +90,11 @@ class Holds:
         """Whether any thread is inside ``keeping``."""
         return bool(self._keeping)
 
+    @property
+    def are_any(self) -> bool:
+        """Whether ``release`` has something to look at."""
+        return bool(self._returned or self._holds)
+
     def release(self) -> None:
         """Let go of what nobody needs any more. All of it may have been written."""
         while self._returned:

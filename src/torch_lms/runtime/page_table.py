@@ -107,6 +107,11 @@ class PageTable:
             backend.executor.use((entry,))
         return entry
 
+    @property
+    def has_news(self) -> bool:
+        """Whether ``reap`` has something to do."""
+        return bool(self.registry.deaths or self._young)
+
     def reap(self) -> None:
         """Have the engines hear of all that died, and of all young pages."""
         self.count_dead()

@@ -155,8 +155,10 @@ class Session(PageOwner):
 
     def _reap(self) -> None:
         """Bring the books up to date: whose storages died, who was born on the fast path, whose holds ended."""
-        self._table.reap()
-        self._holds.release()
+        if self._table.has_news:
+            self._table.reap()
+        if self._holds.are_any:
+            self._holds.release()
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -193,8 +195,10 @@ class Session(PageOwner):
 
     def _shares(self, op: Use, entries: list[Entry], new_bytes: int) -> list[tuple[DeviceBackend, list[Entry], int]]:
         """What ``op`` uses and creates, by device."""
+        if self.kind == "cpu":
+            return [(self._default, entries, new_bytes)]
         groups = self._table.group(entries)
-        if self.kind == "cpu" or not new_bytes or op.device is None:
+        if not new_bytes or op.device is None:
             maker = groups[0][0]
         else:
             maker = self._table.backend_of(op.device)
