@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark
@@ -68,13 +69,18 @@ def drive(actions: Iterable[Action], perform: Callable[[Action], Exception | Non
         outcome = None  # an error, which holds this frame (N21)
 
 
-def _failing_with(error: BaseException) -> Callable[[Action], Exception | None]:
-    """A performance of actions that fails at the first: so the pager undoes what it has begun."""
+class _NotDone(Exception):
+    """Nothing of an action was done."""
 
-    def fail(action: Action) -> Exception | None:
-        raise error
 
-    return fail
+def _give_up(actions: Iterable[Action]) -> None:
+    """Do none of ``actions``: the pager undoes what it has begun."""
+
+    def refuse(action: Action) -> None:
+        raise _NotDone
+
+    with suppress(_NotDone):
+        drive(actions, refuse)
 
 
 class Operation(Protocol):
@@ -232,7 +238,14 @@ class Engine:
 
     def pinned(self, pages: tuple[PageId, ...]) -> None:
         """``pages`` become resident, and stay until ``unpinned``."""
-        self._tell(self.pager.pinned(pages))
+        actions = self.pager.pinned(pages)
+        if actions:
+            began = self._drive(actions)
+            try:
+                self._note_pause(began)
+            except BaseException:  # an interrupt: the caller takes it that nothing was pinned
+                self._tell(self.pager.unpinned(pages))
+                raise
 
     def unpinned(self, pages: tuple[PageId, ...], written: tuple[PageId, ...] = ()) -> None:
         """Undoes one ``pinned``; meanwhile ``written`` may have changed."""
@@ -253,9 +266,10 @@ class Engine:
         if self._is_auto and pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         actions = pager.op_begins(pages, new_bytes, writes)
-        if actions:
-            self._perform(actions)
+        began = self._drive(actions) if actions else None
         try:
+            if actions:
+                self._note_pause(began)
             ledger = pager.book.ledger
             backend.grows(new_bytes, ledger.device, pager.limit)
             if self.record is not None:
@@ -431,21 +445,36 @@ class Engine:
             self._perform(actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Have done what the pager asks for. Raises what keeps that from being done; the pager has undone it then."""
+        """Have done what the pager asks for, and note how long that took."""
+        began = self._drive(actions)
+        self._note_pause(began)
+
+    def _drive(self, actions: Iterable[Action]) -> Mark:
+        """Have done what the pager asks for. Raises what keeps that from being done; the pager has undone it then.
+
+        Returns:
+            When it began; None if the step is not recorded.
+        """
         try:
             if not isinstance(actions, tuple):
                 self._before_moving()
-            began = self._spent_until = self._backend.mark() if self.record is not None else None
-        except BaseException as error:  # an interrupt, before the pager was asked for its first action
-            drive(actions, _failing_with(error))
+            began = self._backend.mark() if self.record is not None else None
+        except BaseException:  # an interrupt, before the pager was asked for its first action
+            _give_up(actions)
             raise
+        self._spent_until = began
         try:
             with self._backend.unobserved():
                 drive(actions, self._outcome)
-        finally:
-            if self.record is not None and began is not None:
-                self._spent("stall")
-                self.record.paused(began, self._spent_until)
+        except BaseException:
+            self._note_pause(began)
+            raise
+        return began
+
+    def _note_pause(self, began: Mark) -> None:
+        if self.record is not None and began is not None:
+            self._spent("stall")
+            self.record.paused(began, self._spent_until)
 
     def _outcome(self, action: Action) -> Exception | None:
         return self._backend.perform(action, self._spent)
