@@ -1,7 +1,6 @@
-"""What was done and when: the record that runtime and simulator both write."""
+"""What was done and when, in a run and in a simulation."""
 
 from torch_lms.timeline.link import Link
-from torch_lms.timeline.log import Log
 from torch_lms.timeline.record import Lane, Level, Span, Timeline
 
-__all__ = ["Lane", "Level", "Link", "Log", "Span", "Timeline"]
+__all__ = ["Lane", "Level", "Link", "Span", "Timeline"]
