@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch_lms.engine import Speeds
 from torch_lms.planner.gaps import Gap, Span, gaps_of
 from torch_lms.planner.recomputation import Producers
-from torch_lms.policy import Recomputation
+from torch_lms.policy import Recomputation, inputs_first
 from torch_lms.trace import Trace, demand_curve
 
 _MIN_S = 1e-9
@@ -229,29 +229,26 @@ class _Walk:
     # -- fetching and recomputing ------------------------------------------------------------------------------------
 
     def _bring(self, page: int, pinned: set[int]) -> None:
-        """Have ``page`` on the device, and before that the inputs of its recomputation, as the pager does it."""
-        chain = []
-        if page in self._away:
-            chain.append(page)
-        while chain:
-            wanted = chain[-1]
-            if wanted not in self._away:
-                chain.pop()  # it was brought as an input of another
-                continue
-            recomputation = self._away[wanted].recomputation
-            missing = []
-            if recomputation is not None:
-                missing = [other for other in recomputation.inputs if other in self._away]
-            if missing:
-                chain.append(missing[0])
-                continue
+        """Have ``page`` on the device, and before that the inputs of its recomputation, in the order of the pager."""
+        if page not in self._away:
+            return
+        for chain in inputs_first(page, self._missing_input):
             held = set(pinned)
-            for link in chain:
-                waiting = self._away[link].recomputation
-                if waiting is not None:
-                    held.update(waiting.inputs)
-            chain.pop()
-            self._restore(wanted, recomputation, held)
+            for waiting in chain:
+                recomputation = self._away[waiting].recomputation
+                if recomputation is not None:
+                    held.update(recomputation.inputs)
+            wanted = chain[-1]
+            self._restore(wanted, self._away[wanted].recomputation, held)
+
+    def _missing_input(self, page: int) -> int | None:
+        """An input of the recomputation of ``page`` that is away; None if there is none."""
+        recomputation = self._away[page].recomputation
+        if recomputation is not None:
+            for other in recomputation.inputs:
+                if other in self._away:
+                    return other
+        return None
 
     def _restore(self, page: int, recomputation: Recomputation | None, pinned: set[int]) -> None:
         """Fetch or recompute ``page``, whose inputs are there."""
