@@ -54,6 +54,13 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         "test_torch",
+        "TestTorchDeviceTypeCPU.test_scatter_add_one_dim_deterministic_cpu",
+        f"{_MIN_SIZE_1},*-64",
+        "too slow to run: reads tens of thousands of elements one by one, and their whole tensor moves for each",
+        is_run=False,
+    ),
+    Known(
+        "test_torch",
         "TestTorchDeviceTypeCPU.test_gather_backward_deterministic_path_cpu",
         f"{_MIN_SIZE_1},*-64",
         "too slow to run: reads 40,000 elements one by one, and their whole tensor moves for each",
