@@ -69,7 +69,7 @@ KNOWN: tuple[Known, ...] = (
     Known(
         "test_torch",
         "TestTorchDeviceTypeCPU.test_index_copy_deterministic_cpu",
-        _MIN_SIZE_1,
+        f"{_MIN_SIZE_1},*-64",
         "too slow to run: copies thousands of rows one by one, and their whole tensor moves for each",
         is_run=False,
     ),
