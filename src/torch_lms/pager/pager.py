@@ -98,10 +98,11 @@ class Pager:
             return self._transfers.discard(stale) if stale else ()
         return self._settle(stale)
 
-    def created(self, page_id: PageId, nbytes: int, unpageable: str = "") -> Iterable[Action]:
-        """There is a new page, resident. ``unpageable`` says why it must stay on the device, "" if it may leave."""
+    def created(self, page_id: PageId, nbytes: int, unpageable: str = "") -> None:
+        """There is a new page, resident. ``unpageable`` says why it must stay on the device, "" if it may leave. This
+        calls for no action.
+        """
         self.book.add(page_id, nbytes, unpageable, self.view.tick)
-        return ()
 
     def died(self, page_id: PageId) -> Iterable[Action]:
         """The storage of the page is gone."""

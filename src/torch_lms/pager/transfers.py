@@ -213,10 +213,7 @@ class Transfers:
         failures: list[BaseException] = []
         for page in pages:
             try:
-                if page.state is State.FETCHING:
-                    yield from self.finish_fetch(page)
-                elif page.state is State.EVICTING:
-                    yield from self.finish_evict(page)
+                yield from self.finish(page)
             except BaseException as error:
                 failures = [error]
         if failures:

@@ -198,7 +198,7 @@ class Planned(Policy):
 
     def prefetch(self, view: View) -> Prefetch | None:
         cursor = self.cursor
-        if cursor is None or not (cursor.to_evict or cursor.to_fetch or cursor.to_drop):
+        if cursor is None:
             return None
         for page in list(cursor.to_evict):
             if view.find(page) is None:
@@ -206,4 +206,6 @@ class Planned(Policy):
         for page in list(cursor.to_drop):
             if view.find(page) is None:
                 del cursor.to_drop[page]
+        if not (cursor.to_evict or cursor.to_fetch or cursor.to_drop):
+            return None
         return Prefetch(list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop.values()))
