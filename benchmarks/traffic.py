@@ -5,10 +5,11 @@ python benchmarks/traffic.py --recompute    # larger steps, with recomputation: 
                                             # the machine's link is, and its operations
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import click
 import torch
@@ -17,8 +18,11 @@ from torch import nn
 
 import torch_lms
 from torch_lms.demo.train import UNet
-from torch_lms.planner import floor_bytes
+from torch_lms.engine import Speeds
+from torch_lms.planner import floor_bytes, make_plan
+from torch_lms.policy import Plan
 from torch_lms.runtime.stats import Stats
+from torch_lms.trace import Trace
 from torch_lms.units import format_bytes
 
 MIN_SIZE = 4096
@@ -26,6 +30,7 @@ WARM_UP = 4
 """Steps until one follows a plan: the optimizer makes its state, a whole step is seen, and what lives on is known."""
 
 STEPS = 4
+BYTES_PER_S = 1e9
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
@@ -70,6 +75,21 @@ LARGE: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
     "transformer encoder with Adam": partial(training, partial(encoder, 3, 256), (16, 128, 256), ADAM),
 }
 """Whose activations outweigh their parameters, as those of large images do."""
+
+
+@contextmanager
+def fixed_speeds() -> Iterator[None]:
+    """Plans are made as if memory and link had the speed ``BYTES_PER_S``: the same on any machine, busy or not."""
+
+    def plan(trace: Trace, limit: int, ids: Mapping[int, int], _: Speeds) -> Plan:
+        ops = []
+        for op in trace.ops:
+            nbytes = sum(trace.pages[number].nbytes for number in {*op.pages, *op.creates})
+            ops.append(op._replace(seconds=nbytes / BYTES_PER_S))
+        return make_plan(Trace(trace.pages, tuple(ops)), limit, ids, Speeds(BYTES_PER_S, BYTES_PER_S))
+
+    with mock.patch("torch_lms.runtime.backend.make_plan", plan):
+        yield
 
 
 @contextmanager
@@ -164,7 +184,7 @@ def main(recompute: bool) -> None:
     if recompute:
         print_recomputed()
     else:
-        with one_thread():
+        with one_thread(), fixed_speeds():
             print_moved()
 
 

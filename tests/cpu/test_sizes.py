@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
+from torch_lms.capture import sizes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes, onednn_workspace
 from torch_lms.capture.tensors import tensors_among
@@ -103,6 +104,36 @@ def test_products_of_groups_of_matrices(left: Any, right: Any, divided: bool, dt
 @torch.library.custom_op("torch_lms_tests::spread", mutates_args=())
 def spread(x: torch.Tensor, times: int) -> torch.Tensor:  # nobody told PyTorch what it gives
     return x.repeat(times)
+
+
+def test_numbers_that_are_no_sizes_need_no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    infer = sizes._infer
+
+    def counted(func: Any, *args: Any) -> int:
+        looks.append(str(func))
+        return infer(func, *args)
+
+    monkeypatch.setattr(sizes, "_infer", counted)
+    known = Sizes()
+
+    def new_bytes(func: Any, *args: Any, **kwargs: Any) -> int:
+        return known.new_bytes(func, describe(func), args, kwargs)
+
+    aten = torch.ops.aten
+    x = torch.ones(4, 8)
+    for number in (0.5, 0.25):  # as an optimizer's, which change with each step
+        assert new_bytes(aten.addcdiv.default, x, x, x, value=number) == x.nbytes
+        assert new_bytes(aten._foreach_div.ScalarList, [x, x], [number, 1.0]) == 2 * x.nbytes
+    assert looks == ["aten.addcdiv.default", "aten._foreach_div.ScalarList"]
+    whole = torch.ones(4, 8, dtype=torch.int32)
+    assert new_bytes(aten.mul.Tensor, whole, 2) == whole.nbytes
+    assert new_bytes(aten.mul.Tensor, whole.short(), 2) == whole.nbytes // 2
+    assert new_bytes(aten.mul.Tensor, whole.short(), 2.0) == whole.nbytes  # float32: its type does matter
+    for repeats in (2, 3):
+        assert new_bytes(aten.repeat.default, x, [repeats, 1]) == repeats * x.nbytes
+        assert new_bytes(aten.upsample_nearest1d.vec, x[None], None, [float(repeats)]) == repeats * x.nbytes
+        assert new_bytes(aten.arange.default, float(repeats)) == repeats * 4
 
 
 def test_what_is_not_told_is_learned() -> None:

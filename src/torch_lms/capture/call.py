@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo
-from torch_lms.capture.tensors import is_bare, untyped_storage
+from torch_lms.capture.tensors import is_bare, set_view, untyped_storage
 from torch_lms.residency import PageId
 
 _MAX_SMALL_BYTES = 1 << 20
@@ -103,7 +103,7 @@ class View:
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """Such a tensor on ``storage``."""
         found = torch.empty(0, dtype=self.dtype, device=self.device)
-        found.set_(storage, self.offset, self.size, self.stride)
+        set_view(found, storage, self.offset, self.size, self.stride)
         return found.requires_grad_(self.requires_grad)
 
 
@@ -211,8 +211,11 @@ def capture_call(
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that looks at its storage as ``tensor`` does, but at a copy."""
+    storage = untyped_storage(tensor)
+    copied = torch.UntypedStorage(storage_nbytes(storage), device=storage.device)
+    STORAGE.copy_(copied, storage)
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    copy.set_(untyped_storage(tensor).clone(), tensor.storage_offset(), tensor.size(), tensor.stride())
+    set_view(copy, copied, tensor.storage_offset(), tensor.size(), tensor.stride())
     return copy.requires_grad_(tensor.requires_grad)
 
 

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from torch_lms.capture.tensors import (
 
 _FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
+
+_nbytes_of: Callable[[Entry], int] = attrgetter("nbytes")
 
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -120,13 +123,14 @@ class LmsMode(TorchDispatchMode):
                 return NotImplemented
             self._owner.export(own, "a dispatch of its own")
             used = self._entries(tensors_within((args, kwargs)))
-        self._owner.require(RawUse(str(func), is_regular=False), used, 0)
+        self._owner.begin(RawUse(str(func), is_regular=False), used, 0)
         try:
             self._left_out.once = True
             with self:
                 result = func(*args, **kwargs)
             with no_torch_function():
-                if kept := self._kept(_Op(self._find, func, describe(func), args, kwargs, used), result):
+                info = describe(func)
+                if kept := self._kept(_Op(info.name, self._find, func, info, args, kwargs, used), result):
                     self._owner.export(kept, "kept by PyTorch")
             return result
         finally:
@@ -163,16 +167,16 @@ class LmsMode(TorchDispatchMode):
     def _run_on(
         self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        op = _Op(self._find, func, info, args, kwargs, entries)
+        op = _Op(info.name, self._find, func, info, args, kwargs, entries)
         if not self._owner.tight(entries):
             return self._execute(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._owner.room_for_one_op(entries)
-        is_large = sum(entry.nbytes for entry in entries) + op.new_bytes > most
+        is_large = sum(map(_nbytes_of, entries)) + op.new_bytes > most
         result = self._run_large(op, most) if is_large else self._execute(op)
         if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
-            self._sizes.learn(func, args, kwargs, made)
+            self._sizes.learn(func, info, args, kwargs, made)
         return result
 
     def _run_large(self, op: "_Op", most: int) -> Any:
@@ -198,7 +202,7 @@ class LmsMode(TorchDispatchMode):
             if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
                 used = (*args[:place], *args[place + 1 :])
                 args = (*args[:place], placeholder, *args[place + 1 :])
-            part = _Op(self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
+            part = _Op(info.name, self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
             part.new_bytes = self._new_bytes(op.func, info, args, kwargs)
             return self._execute(part)
 
@@ -206,7 +210,7 @@ class LmsMode(TorchDispatchMode):
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info
-        owner.require(op, op.entries, op.new_bytes)
+        owner.begin(op, op.entries, op.new_bytes)
         written = op.entries
         try:
             result = self._noticed(self._call(op), info)
@@ -216,7 +220,7 @@ class LmsMode(TorchDispatchMode):
                 owner.hold(self._entries(tensors_within((op.args, op.kwargs, result))), is_over)
             if not info.opaque:
                 written = self._entries(tensors_among(info.written_args(op.args, op.kwargs))) if info.writes else []
-            if kept := self._kept(op, result):
+            if not info.is_simple and (kept := self._kept(op, result)):
                 owner.export(kept, "kept by PyTorch")
         finally:
             owner.end(op.entries, written)
@@ -225,7 +229,7 @@ class LmsMode(TorchDispatchMode):
     def _kept(self, op: "_Op", result: Any) -> list[Entry]:
         """What PyTorch goes on using, unseen, after ``op`` has returned ``result``."""
         info = op.info
-        if info.is_simple or info.collective:
+        if info.collective:
             return []
         if info.has_object:
             return self._entries(tensors_within((op.args, op.kwargs, result)))
@@ -264,7 +268,7 @@ class LmsMode(TorchDispatchMode):
             if _OUT_OF_BOUNDS not in str(error):
                 raise
         entries = self._entries(tensors)
-        self._owner.require(RawUse(str(func), is_regular=False), entries, 0)
+        self._owner.begin(RawUse(str(func), is_regular=False), entries, 0)
         try:
             return func(*args, **kwargs)
         finally:
@@ -295,8 +299,14 @@ class LmsMode(TorchDispatchMode):
 
     def _made(self, op: "_Op", result: Any) -> int:
         """Bytes of the pages in ``result`` that are new."""
-        pages = {self._find(storage_of(tensor)) for tensor in tensors_among((result,))}
-        return sum(page.nbytes for page in pages if page is not None and page not in op.entries)
+        nbytes = 0
+        seen = set(op.entries)
+        for tensor in tensors_among((result,)):
+            page = self._find(storage_of(tensor))
+            if page is not None and page not in seen:
+                seen.add(page)
+                nbytes += page.nbytes
+        return nbytes
 
     def _nbytes(self, tensors: list[Any]) -> int:
         return sum(entry.nbytes for entry in self._entries(tensors_among(tensors)))
@@ -312,6 +322,7 @@ class _Op(Use):
         undo: makes up for an attempt that failed; None if that is not possible, or was not prepared for.
     """
 
+    name: str
     find: Find
     func: Any
     info: OpInfo
@@ -321,9 +332,6 @@ class _Op(Use):
     new_bytes: int = 0
     undo: Callable[[], None] | None = None
     call: Call | None = None
-
-    def __post_init__(self) -> None:
-        self.name = self.info.name
 
     @property
     def tensors(self) -> list[Any]:

@@ -115,7 +115,11 @@ class PageOwner(ABC):
 
     @abstractmethod
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
-        """``op`` is about to run on ``entries``: make them resident, and room for ``new_bytes``."""
+        """``op`` is about to run on ``entries``: make them resident, and room for ``new_bytes``.
+
+        Raises:
+            WorkingSetError: the device cannot hold them.
+        """
 
     @abstractmethod
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
@@ -150,15 +154,6 @@ class PageOwner(ABC):
     @abstractmethod
     def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception:
         """The error that says that the device cannot hold what ``op`` describes."""
-
-    def require(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
-        """``begin``, with a device that cannot hold ``entries`` explained."""
-        try:
-            self.begin(op, entries, new_bytes)
-        except (RuntimeError, MemoryError) as error:
-            if not self.is_out_of_memory(error):
-                raise
-            raise self.does_not_fit(str(op), entries, new_bytes, error) from error
 
     # -- raw accesses ------------------------------------------------------------------------------------------------
 

@@ -296,7 +296,7 @@ class RawPatches:
         if not entries:
             yield
             return
-        self._told.require(RawUse("access"), entries, 0)
+        self._told.begin(RawUse("access"), entries, 0)
         try:
             yield
         finally:

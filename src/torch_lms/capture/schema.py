@@ -1,7 +1,8 @@
 """What an operator reads and writes, from its schema and from a list of those whose schema does not tell all (N4)."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -114,6 +115,7 @@ class OpInfo:
         retypes: its result may show a storage as another type than before.
         pointwise: it treats each element by itself.
         repeatable: called again with the same, it gives the same bits.
+        is_simple: nothing need be known of its tensors but which storages they are views of.
     """
 
     name: str
@@ -133,16 +135,16 @@ class OpInfo:
     retypes: bool
     pointwise: bool
     repeatable: bool
+    is_simple: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_simple = not (self.opaque or self.keeps or self.keeps_results or self.has_object)
+        object.__setattr__(self, "is_simple", is_simple)
 
     @property
     def packet(self) -> str:
         """The name without that of the overload, as in "aten::add"."""
         return self.name.split(".")[0]
-
-    @property
-    def is_simple(self) -> bool:
-        """Whether nothing need be known of its tensors but which storages they are views of."""
-        return not (self.opaque or self.keeps or self.keeps_results or self.has_object)
 
     def written_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The values of the arguments that are written."""
@@ -158,15 +160,10 @@ def _picked(chosen: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: 
     return [value for value in values if value is not None]
 
 
-_infos: dict[Any, OpInfo] = {}
-
-
+@cache
 def describe(func: Any) -> OpInfo:
     """The ``OpInfo`` of an ``OpOverload`` or a higher-order operator."""
-    info = _infos.get(func)
-    if info is None:
-        info = _infos[func] = _describe(func) if _is_known(func) else _opaque(func)
-    return info
+    return _describe(func) if _is_known(func) else _opaque(func)
 
 
 def _is_known(func: Any) -> bool:

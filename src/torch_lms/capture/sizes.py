@@ -4,6 +4,7 @@
 bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses it, too.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +22,7 @@ _NO_KEY = (TypeError, RuntimeError)
 
 _HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FREQUENT = frozenset((*_HARMLESS, bool))
+_NUMBERS = frozenset((int, float, complex))
 
 _DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
 
@@ -39,7 +41,7 @@ class Sizes:
         if not info.creates:
             return 0
         try:
-            key = _key(func, args, kwargs)
+            key = _key(func, info, args, kwargs)
             known = self._known.get(key)
         except _NO_KEY:
             return _infer(func, info, args, kwargs)
@@ -48,10 +50,10 @@ class Sizes:
             self._remember(key, known)
         return known
 
-    def learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
+    def learn(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
         """Expect ``nbytes`` from now on: ``func`` has created them, more than was known."""
         with suppress(*_NO_KEY):
-            self._remember(_key(func, args, kwargs), nbytes)
+            self._remember(_key(func, info, args, kwargs), nbytes)
 
     def _remember(self, key: Any, nbytes: int) -> None:
         if len(self._known) >= _MAX_SIGNATURES:
@@ -59,24 +61,33 @@ class Sizes:
         self._known[key] = nbytes
 
 
-def _key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return func, torch.is_grad_enabled(), _signature(args), _signature(tuple(kwargs.items()))
+def _key(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    numbers_matter = not (info.pointwise or info.list_args)  # an optimizer's change with each step
+    by_name = _signature(kwargs.items(), numbers_matter) if kwargs else ()
+    return func, torch.is_grad_enabled(), _signature(args, numbers_matter), by_name
 
 
-def _signature(values: Any) -> Any:
-    return tuple(map(_signature_of, values))
+def _signature(values: Iterable[Any], numbers_matter: bool) -> tuple[Any, ...]:
+    """Equal for values of which an operator makes results of equal sizes. Keeps no tensor.
 
-
-def _signature_of(value: Any) -> Any:
-    if type(value) in _FREQUENT:
-        return value
-    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return value.shape, value.stride(), value.dtype
-    if isinstance(value, list | tuple):
-        return _signature(value)
-    if isinstance(value, _HARMLESS):
-        return value
-    raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive; a sparse tensor
+    Args:
+        values: its arguments.
+        numbers_matter: whether numbers among them may be sizes. Else their types alone count.
+    """
+    found: list[Any] = []
+    for value in values:
+        if type(value) in _FREQUENT:
+            found.append(value if numbers_matter or type(value) not in _NUMBERS else type(value))
+        elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+            found.append((value.shape, value.stride(), value.dtype))
+        elif isinstance(value, list | tuple):
+            is_exact = numbers_matter and _FREQUENT.issuperset(map(type, value))
+            found.append(tuple(value) if is_exact else _signature(value, numbers_matter))
+        elif isinstance(value, _HARMLESS):
+            found.append(value)
+        else:
+            raise TypeError(type(value))  # a storage, a generator: the cache must not keep it alive; a sparse tensor
+    return tuple(found)
 
 
 def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:

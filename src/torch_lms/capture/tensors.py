@@ -10,6 +10,9 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 
 untyped_storage = torch._C.TensorBase.untyped_storage
+set_view = torch._C.TensorBase.set_
+"""The methods below those of ``torch.Tensor``, which are patched."""
+
 has_storage = torch._C._has_storage
 """Whether a tensor has bytes of the kind that we know: no sparse one has, none of mkldnn's, none of a lazy device."""
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark
@@ -138,6 +139,7 @@ class Engine:
         self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
         self.recoveries = 0
         self._backend = backend
+        self._outcome = partial(backend.perform, spent=self._spent)
         self._policy = policy
         self._plans = plans
         self._recompute = recompute
@@ -232,7 +234,7 @@ class Engine:
     def position_to_repeat(self) -> int:
         """The position in its plan of the operation that runs, if a page is recomputed by it later; else -1."""
         for cursor in self._cursors:
-            if cursor.may_be_repeated:
+            if not cursor.has_diverged and cursor.position in cursor.plan.repeated_ops:
                 return cursor.position
         return -1
 
@@ -242,7 +244,7 @@ class Engine:
         if actions:
             began = self._drive(actions)
             try:
-                self._note_pause(began)
+                self._has_moved(began)
             except BaseException:  # an interrupt: the caller takes it that nothing was pinned
                 self._tell(self.pager.unpinned(pages))
                 raise
@@ -253,7 +255,7 @@ class Engine:
 
     def transfers_done(self, pages: Sequence[PageId]) -> None:
         """The transfers of ``pages`` that were in flight have ended. The engine asks the backend at each operation."""
-        self._tell(self.pager.transfers_done(pages))
+        self._perform(self.pager.transfers_done(pages))
 
     def _make_ready(self, name: str, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...]) -> None:
         pager, backend = self.pager, self._backend
@@ -261,15 +263,13 @@ class Engine:
             landed = backend.landed()
             if landed:
                 self.transfers_done(landed)
-        if backend.transfers_made > _MAX_TRANSFERS:
-            self.count_transfers()
         if self._is_auto and pager.room < new_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
         actions = pager.op_begins(pages, new_bytes, writes)
         began = self._drive(actions) if actions else None
         try:
             if actions:
-                self._note_pause(began)
+                self._has_moved(began)
             ledger = pager.book.ledger
             backend.grows(new_bytes, ledger.device, pager.limit)
             if self.record is not None:
@@ -445,9 +445,8 @@ class Engine:
             self._perform(actions)
 
     def _perform(self, actions: Iterable[Action]) -> None:
-        """Have done what the pager asks for, and note how long that took."""
         began = self._drive(actions)
-        self._note_pause(began)
+        self._has_moved(began)
 
     def _drive(self, actions: Iterable[Action]) -> Mark:
         """Have done what the pager asks for. Raises what keeps that from being done; the pager has undone it then.
@@ -467,17 +466,17 @@ class Engine:
             with self._backend.unobserved():
                 drive(actions, self._outcome)
         except BaseException:
-            self._note_pause(began)
+            self._has_moved(began)
             raise
         return began
 
-    def _note_pause(self, began: Mark) -> None:
+    def _has_moved(self, began: Mark) -> None:
+        """Note how long the program has paused, and count transfers before there are too many."""
         if self.record is not None and began is not None:
             self._spent("stall")
             self.record.paused(began, self._spent_until)
-
-    def _outcome(self, action: Action) -> Exception | None:
-        return self._backend.perform(action, self._spent)
+        if self._backend.transfers_made > _MAX_TRANSFERS:
+            self.count_transfers()
 
     def _spent(self, name: str, nbytes: int = 0, page: PageId = -1) -> None:
         """Note what the program was kept busy with since the last such note."""

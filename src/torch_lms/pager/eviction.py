@@ -94,8 +94,7 @@ class Eviction:
     def _let_arrive(self) -> Generator[Action, Exception | None, bool]:
         """Finish the fetches of pages that nobody needs yet: then these may be evicted. Whether there was one."""
         arriving = [page for page in self._book.fetching.values() if not page.pins]
-        for page in arriving:
-            yield from self._transfers.settle(page)
+        yield from self._transfers.settle(arriving)
         return bool(arriving)
 
     def _refusal(self, nbytes: int, limit: int) -> StoreFullError:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from torch_lms.pager.actions import Action, Actions, Discard
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.eviction import Eviction
-from torch_lms.pager.recipes import Recipes
 from torch_lms.pager.transfers import Attempt, Transfers
 from torch_lms.policy import Policy, Prefetch, Recipe, View, inputs_first
 from torch_lms.residency import UNDER_WAY, Book, Page, PageId, State, Tier, Trigger
@@ -30,6 +29,8 @@ class Pager:
 
     Attributes:
         book: all pages and their states.
+        counters: what was done since ``reset_counters``.
+        recipes: how to recompute the dropped pages. While there are any, ``op_begins`` must list what it writes.
         view: what the policy may choose from now.
         step_demand_bytes: the most bytes alive at once in the last whole step.
     """
@@ -41,6 +42,8 @@ class Pager:
         self.view = View(self.book.clean, self.book.dirty, 0, self.book.evicting)
         self.step_demand_bytes = 0
         self._transfers = Transfers(self.book, tiers)
+        self.counters = self._transfers.counters
+        self.recipes = self._transfers.recipes
         self._eviction = Eviction(self.book, self._transfers, policy, self.view)
 
     @property
@@ -54,23 +57,13 @@ class Pager:
         return self._transfers.tiers
 
     @property
-    def counters(self) -> Counters:
-        """What was done since ``reset_counters``."""
-        return self._transfers.counters
-
-    @property
-    def recipes(self) -> Recipes:
-        """How to recompute the dropped pages. While there are any, ``op_begins`` must list what it writes."""
-        return self._transfers.recipes
-
-    @property
     def has_transfers(self) -> bool:
         """Whether transfers are in flight that nobody waits for: ``transfers_done`` may have something to say."""
         return bool(self.book.evicting or self.book.fetching)
 
     def reset_counters(self) -> None:
         """Start counting anew."""
-        self._transfers.counters = Counters(demand_bytes=self.step_demand_bytes)
+        self.counters = self._transfers.counters = Counters(demand_bytes=self.step_demand_bytes)
 
     def validate(self) -> None:
         """Check all invariants.
@@ -114,8 +107,7 @@ class Pager:
 
     def transfers_done(self, pages: Iterable[PageId]) -> Actions:
         """The copies of ``pages`` that were in flight have ended."""
-        for page_id in pages:
-            yield from self._transfers.settle(self.book[page_id])
+        return self._transfers.settle([self.book[page_id] for page_id in pages])
 
     def exported(self, pages: tuple[PageId, ...], reason: str) -> Actions:
         """The address of ``pages`` escaped: they stay on the device for good, for ``reason``."""
@@ -176,7 +168,7 @@ class Pager:
         return self._settle([])
 
     def _die_after_copy(self, page: Page) -> Actions:
-        yield from self._transfers.settle(page)
+        yield from self._transfers.settle((page,))
         yield from self._die(page)
 
     def _die(self, page: Page) -> tuple[Action, ...]:
@@ -197,44 +189,44 @@ class Pager:
         if is_ready and not (self.recipes and self.recipes.dependents(writes)):
             self.counters.room_from_free += 1
             return ()
-        return self._make_ready_or_unpin(pages, unready, new_bytes, prefetch, writes)
+        return self._make_ready(unready, new_bytes, prefetch, writes, to_unpin=pages)
 
-    def _make_ready_or_unpin(
+    def _make_ready(
         self,
-        pages: tuple[PageId, ...],
         unready: list[Page],
         new_bytes: int,
         prefetch: Prefetch | None,
         writes: tuple[PageId, ...],
+        to_unpin: tuple[PageId, ...] = (),
     ) -> Actions:
-        try:
-            yield from self._make_ready(unready, new_bytes, prefetch, writes)
-        except BaseException:
-            self.book.unpin(pages, self.view.tick)
-            raise
+        """Make room for those of ``unready`` that are away and for ``new_bytes``, fetch ``unready``, then prefetch.
 
-    def _make_ready(
-        self, unready: list[Page], new_bytes: int, prefetch: Prefetch | None, writes: tuple[PageId, ...]
-    ) -> Actions:
-        """Make room for those of ``unready`` that are away and for ``new_bytes``, fetch ``unready``, then prefetch."""
-        if prefetch is not None and prefetch.evict:
-            yield from self._start_evictions(prefetch.evict)
-        if prefetch is not None and prefetch.drop:
-            yield from self._drop_or_evict(prefetch.drop)
-        if self.recipes:
-            # What depends on ``writes`` is recomputed before they change: it could not be afterwards.
-            dropped = [page.id for page in unready if page.state is State.DROPPED]
-            yield from self._recompute_all([*dropped, *self.recipes.dependents(writes)])
-        evicted_bytes = sum([page.nbytes for page in unready if page.state is State.EVICTED])
-        missing_bytes = evicted_bytes + new_bytes - self.room
-        if missing_bytes > 0:
-            yield from self._eviction.make_room(missing_bytes, self.limit)
-        else:
-            self.counters.room_from_free += 1
-        if unready:
-            yield from self._fetch(unready)
-        if prefetch is not None and prefetch.fetch:
-            yield from self._start_fetches(prefetch.fetch, new_bytes)
+        If anything is raised, ``to_unpin`` are unpinned.
+        """
+        try:
+            if prefetch is not None and prefetch.evict:
+                yield from self._start_evictions(prefetch.evict)
+            if prefetch is not None and prefetch.drop:
+                yield from self._drop_or_evict(prefetch.drop)
+            if self.recipes:
+                # What depends on ``writes`` is recomputed before they change: it could not be afterwards.
+                dropped = [page.id for page in unready if page.state is State.DROPPED]
+                yield from self._recompute_all([*dropped, *self.recipes.dependents(writes)])
+            missing_bytes = new_bytes + self.book.ledger.device - self.limit
+            for page in unready:
+                if page.state is State.EVICTED:
+                    missing_bytes += page.nbytes
+            if missing_bytes > 0:
+                yield from self._eviction.make_room(missing_bytes, self.limit)
+            else:
+                self.counters.room_from_free += 1
+            if unready:
+                yield from self._fetch(unready)
+            if prefetch is not None and prefetch.fetch:
+                yield from self._start_fetches(prefetch.fetch, new_bytes)
+        except BaseException:
+            self.book.unpin(to_unpin, self.view.tick)
+            raise
 
     def _settle(self, stale: list[tuple[PageId, Tier]]) -> Iterable[Action]:
         """After an operation: give up stale copies, then go back under the limit as far as the tiers allow."""

@@ -7,31 +7,22 @@ from torch_lms.policy import Recipe
 from torch_lms.residency import Book, PageId, State
 
 
-class Recipes:
+class Recipes(dict[PageId, Recipe]):
     """One recipe for each dropped page. Everybody else looks here: nobody keeps one of their own."""
 
     def __init__(self) -> None:
-        self._recipes: dict[PageId, Recipe] = {}
+        super().__init__()
         self._dependents: dict[PageId, dict[PageId, None]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._recipes)
-
-    def __getitem__(self, page: PageId) -> Recipe:
-        return self._recipes[page]
-
-    def __contains__(self, page: PageId) -> bool:
-        return page in self._recipes
 
     def add(self, recipe: Recipe) -> None:
         """Its page was dropped."""
-        self._recipes[recipe.page] = recipe
+        self[recipe.page] = recipe
         for page in recipe.inputs:
             self._dependents.setdefault(page, {})[recipe.page] = None
 
     def remove(self, page: PageId) -> None:
         """``page`` was recomputed, or died."""
-        for input_page in self._recipes.pop(page).inputs:
+        for input_page in self.pop(page).inputs:
             dependents = self._dependents[input_page]
             del dependents[page]
             if not dependents:
@@ -48,9 +39,9 @@ class Recipes:
             InvariantError: that is not so.
         """
         dropped = {page.id for page in book if page.state is State.DROPPED}
-        inputs = {page for recipe in self._recipes.values() for page in recipe.inputs}
-        if dropped != self._recipes.keys() or inputs != self._dependents.keys():
-            raise InvariantError(f"dropped: {sorted(dropped)}; there are recipes for: {sorted(self._recipes)}")
+        inputs = {page for recipe in self.values() for page in recipe.inputs}
+        if dropped != self.keys() or inputs != self._dependents.keys():
+            raise InvariantError(f"dropped: {sorted(dropped)}; there are recipes for: {sorted(self)}")
         dead = sorted(page for page in inputs if page not in book)
         if dead:
             raise InvariantError(f"needed to recompute others, but dead: {dead}")

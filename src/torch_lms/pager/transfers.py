@@ -196,17 +196,19 @@ class Transfers:
         self.counters.fetches += 1
         self.counters.fetched_bytes += page.nbytes
 
-    def finish(self, page: Page) -> Actions:
+    def finish(self, page: Page) -> Trial | Actions | tuple[()]:
         """Wait for the copy of ``page`` if one is under way."""
         if page.state is State.EVICTING:
-            yield from self.finish_evict(page)
-        elif page.state is State.FETCHING:
-            yield from self.finish_fetch(page)
+            return self.finish_evict(page)
+        if page.state is State.FETCHING:
+            return self.finish_fetch(page)
+        return ()
 
-    def settle(self, page: Page) -> Actions:
-        """The same for a page that nobody waits for: if it fails, whoever needs the page will hear of it."""
-        with suppress(StoreError):
-            yield from self.finish(page)
+    def settle(self, pages: Iterable[Page]) -> Actions:
+        """The same for pages that nobody waits for: if it fails, whoever needs the page will hear of it."""
+        for page in pages:
+            with suppress(StoreError):
+                yield from self.finish(page)
 
     def finish_all(self, pages: Iterable[Page]) -> Actions:
         """Wait for each of ``pages``, also if one fails."""

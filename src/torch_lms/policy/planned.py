@@ -54,11 +54,6 @@ class PlanCursor:
         """Whether the step has been the plan's, from its first operation to its last."""
         return not self.has_diverged and self.position == len(self._ops) - 1
 
-    @property
-    def may_be_repeated(self) -> bool:
-        """Whether the operation that runs computes something that is to be dropped."""
-        return not self.has_diverged and self.position in self.plan.repeated_ops
-
     def op_begins(self, name: str, pages: tuple[PageId, ...]) -> None:
         """Move on by one operation."""
         if self.has_diverged:
@@ -71,17 +66,15 @@ class PlanCursor:
             self.has_diverged = True
             return
         self.has_diverged = not self._are(pages, self._ops[self.position].pages)
+        self._forget(pages)
         for page in pages:
-            self._forget(page)
             self.recipes.pop(page, None)
         for recomputation in self.plan.recomputed_before.get(self.position, ()):
-            for number in recomputation.inputs:
-                if number in self._ids:
-                    self._forget(self._ids[number])
-        for number in self.plan.fetches[self.position]:
-            if number in self._ids:
-                self._forget(self._ids[number])
-                self.to_fetch[self._ids[number]] = None
+            self._forget([self._ids[number] for number in recomputation.inputs if number in self._ids])
+        if self.plan.fetches[self.position]:
+            to_fetch = [self._ids[number] for number in self.plan.fetches[self.position] if number in self._ids]
+            self._forget(to_fetch)
+            self.to_fetch.update(dict.fromkeys(to_fetch))
 
     def created(self, page: PageId, nbytes: int) -> None:
         """Bind what the operation that runs has created."""
@@ -98,7 +91,7 @@ class PlanCursor:
     def died(self, page: PageId) -> None:
         """Forget ``page``: its storage is gone."""
         self._nbytes.pop(page, None)
-        self._forget(page)
+        self._forget((page,))
         self.recipes.pop(page, None)
         number = self._numbers.pop(page, None)
         if number is not None:
@@ -134,12 +127,13 @@ class PlanCursor:
                 recipe = Recipe(page, inputs, recomputation.extra_bytes, recomputation.ops)
                 self.to_drop[page] = self.recipes[page] = recipe
 
-    def _forget(self, page: PageId) -> None:
-        """``page`` is in use, or to be fetched: it is not due any more."""
-        self.due.pop(page, None)
-        self.to_evict.pop(page, None)
-        self.to_fetch.pop(page, None)
-        self.to_drop.pop(page, None)
+    def _forget(self, pages: Iterable[PageId]) -> None:
+        """``pages`` are in use, or to be fetched: they are not due any more."""
+        for page in pages:
+            self.due.pop(page, None)
+            self.to_evict.pop(page, None)
+            self.to_fetch.pop(page, None)
+            self.to_drop.pop(page, None)
 
     def _are(self, pages: tuple[PageId, ...], numbers: tuple[int, ...]) -> bool:
         """Whether ``pages`` are those that the plan calls ``numbers``. A page without a number is given its number."""

@@ -28,5 +28,7 @@ class Reactive(Policy):
         dirty = list(view.dirty.values())
         for first in range(0, len(dirty), _WINDOW):
             window = dirty[first : first + _WINDOW]
-            yield from sorted(window, key=lambda page: (view.tick - page.last_use) * page.nbytes, reverse=True)
+            worth = [(view.tick - page.last_use) * page.nbytes for page in window]
+            for place in sorted(range(len(window)), key=worth.__getitem__, reverse=True):
+                yield window[place]
         yield from list(view.clean.values())

@@ -10,7 +10,17 @@ from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
 from torch_lms.engine import Engine, Mark, PlanCache, Spent
 from torch_lms.errors import StoreError
-from torch_lms.pager import Action, Drop, Recompute, StartFetch
+from torch_lms.pager import (
+    Action,
+    Discard,
+    Drop,
+    FinishEvict,
+    FinishFetch,
+    Recompute,
+    Release,
+    StartEvict,
+    StartFetch,
+)
 from torch_lms.planner import make_plan
 from torch_lms.policy import Planned
 from torch_lms.residency import PageId
@@ -49,12 +59,15 @@ class DeviceBackend:
 
     engine: Engine
     plans: PlanCache | None = None
+    unobserved = _Unobserved
 
     def __init__(self, device: torch.device, executor: Executor) -> None:
         self.device = device
         self.executor = executor
         self.tiers = executor.tiers
         self.mark = executor.clock.mark
+        self.landed = executor.landed
+        self.grows = executor.grows
         self._entries: dict[PageId, Entry] = {}
         self._recomputer = Recomputer()
 
@@ -100,16 +113,27 @@ class DeviceBackend:
         """See ``engine.Backend``."""
         entry = self._entries[action.page]
         try:
-            if isinstance(action, Drop):
-                self._recomputer.bind(action.recipe, self.engine.pager.book)
-                self.executor.drop(entry)
-            elif isinstance(action, Recompute):
-                spent("stall", 0, -1)
-                inputs = self._recomputer.inputs(entry.page)
-                self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
-                spent("recompute", entry.nbytes, entry.page)
-            else:
-                self.executor.perform(action, entry)
+            match action:
+                case StartEvict():
+                    self.executor.start_evict(entry, action.tier)
+                case FinishEvict():
+                    self.executor.finish_evict(entry)
+                case Release():
+                    self.executor.release(entry)
+                case StartFetch():
+                    self.executor.start_fetch(entry)
+                case FinishFetch():
+                    self.executor.finish_fetch(entry)
+                case Discard():
+                    self.executor.discard(entry)
+                case Drop():
+                    self._recomputer.bind(action.recipe, self.engine.pager.book)
+                    self.executor.drop(entry)
+                case Recompute():
+                    spent("stall", 0, -1)
+                    inputs = self._recomputer.inputs(entry.page)
+                    self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+                    spent("recompute", entry.nbytes, entry.page)
         except StoreError as error:
             return error
         except (RuntimeError, MemoryError) as error:
@@ -119,22 +143,10 @@ class DeviceBackend:
             raise
         return None
 
-    def unobserved(self) -> _Unobserved:
-        """See ``engine.Backend``."""
-        return _Unobserved()
-
-    def landed(self) -> Sequence[PageId]:
-        """See ``engine.Backend``."""
-        return self.executor.landed()
-
     def use(self, pages: Sequence[PageId]) -> None:
         """See ``engine.Backend``."""
         if self.executor.has_streams:
             self.executor.use([self._entries[page] for page in pages])
-
-    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
-        """See ``engine.Backend``."""
-        self.executor.grows(new_bytes, resident_bytes, limit)
 
     def seconds(self, mark: Mark) -> float:
         """See ``engine.Backend``."""

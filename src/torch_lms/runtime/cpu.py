@@ -100,9 +100,9 @@ class CpuExecutor(Executor):
     def use(self, entries: Iterable[Entry]) -> None:
         """Nothing to order: there is one stream, the program."""
 
-    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
         if self._heap is not None:
-            self._heap.grows(nbytes, held_bytes, limit)
+            self._heap.grows(new_bytes, resident_bytes, limit)
 
     def forget(self, entry: Entry) -> None:
         """Nothing is kept of a page without a lower copy."""

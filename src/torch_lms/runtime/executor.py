@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 import torch
 
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
-from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock
 from torch_lms.timeline import Span
@@ -47,24 +46,6 @@ class Executor(ABC):
     def overlap_penalty(self) -> float:
         """Share of a copy's time that the program loses though it does not wait for it."""
         return 0.0
-
-    def perform(self, action: Action, entry: Entry) -> None:
-        """Do ``action``, which is about ``entry``; dropping and recomputing take more than an entry."""
-        match action:
-            case StartEvict():
-                self.start_evict(entry, action.tier)
-            case FinishEvict():
-                self.finish_evict(entry)
-            case Release():
-                self.release(entry)
-            case StartFetch():
-                self.start_fetch(entry)
-            case FinishFetch():
-                self.finish_fetch(entry)
-            case Discard():
-                self.discard(entry)
-            case _:
-                raise TypeError(f"expected a transfer of one page; got {action}")
 
     @abstractmethod
     def start_evict(self, entry: Entry, tier: Tier) -> None:
@@ -138,8 +119,8 @@ class Executor(ABC):
         """An operation is about to use ``entries``, which are resident, on the current stream."""
 
     @abstractmethod
-    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
-        """An operation is about to make pages of ``nbytes``, while pages occupy ``held_bytes`` of ``limit``."""
+    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
+        """An operation is about to make pages of ``new_bytes``, while pages occupy ``resident_bytes`` of ``limit``."""
 
     @abstractmethod
     def forget(self, entry: Entry) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from threading import RLock, get_ident
 
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.registry import Entry
 from torch_lms.engine import Engine
 from torch_lms.residency import PageId
-from torch_lms.runtime.page_table import PageTable, pages_of
+from torch_lms.runtime.page_table import PageTable, has_any_other_size, pages_of
 
 
 class FastPath:
@@ -55,7 +55,7 @@ class FastPath:
         """See ``PageOwner``."""
         thread = get_ident()
         self._on_it.pop(thread, None)
-        if wrote and _has_any_other_size(entries):
+        if wrote and has_any_other_size(entries):
             with self._lock:
                 for entry in entries:
                     self._notice_size(entry)
@@ -89,12 +89,3 @@ class FastPath:
                 to_pin[engine] = to_pin.get(engine, ()) + pages
         for engine, pages in to_pin.items():
             engine.pinned(pages)
-
-
-def _has_any_other_size(entries: list[Entry]) -> bool:
-    """Whether the program gave one of their storages another size."""
-    for entry in entries:
-        storage = entry()
-        if storage is not None and storage_nbytes(storage) != entry.nbytes:
-            return True
-    return False

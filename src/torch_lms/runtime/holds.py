@@ -40,13 +40,18 @@ class _Keeping:
 
 
 class Holds:
-    """All of a session. Whoever calls holds its lock, but for ``keeping``, which concerns the calling thread alone."""
+    """All of a session. Whoever calls holds its lock, but for ``keeping``, which concerns the calling thread alone.
+
+    Attributes:
+        loans: that have not ended.
+        keepers: the threads that are inside ``keeping``.
+    """
 
     def __init__(self) -> None:
         self.loans: set[Loan] = set()
         self._returned: deque[Loan] = deque()
         self._holds: list[_Hold] = []
-        self._keeping: dict[int, _Keeping] = {}
+        self.keepers: dict[int, _Keeping] = {}
 
     def hold(self, group: Group, is_over: Callable[[], bool]) -> None:
         """The pages stay until ``is_over()``, and may be written until then."""
@@ -69,31 +74,21 @@ class Holds:
         """Inside, what this thread makes stays on its device (see ``keep_if_asked``)."""
         thread = get_ident()
         inside = _Keeping()
-        before = self._keeping.get(thread)
-        self._keeping[thread] = inside
+        before = self.keepers.get(thread)
+        self.keepers[thread] = inside
         try:
             yield
         finally:
             inside.is_over = True
-            del self._keeping[thread]
+            del self.keepers[thread]
             if before is not None:
-                self._keeping[thread] = before
+                self.keepers[thread] = before
 
     def keep_if_asked(self, group: Group) -> None:
         """The calling thread has made the pages: hold them if it is inside ``keeping``."""
-        inside = self._keeping.get(get_ident())
+        inside = self.keepers.get(get_ident())
         if inside is not None:
             self.hold(group, lambda: inside.is_over)
-
-    @property
-    def is_anybody_keeping(self) -> bool:
-        """Whether any thread is inside ``keeping``."""
-        return bool(self._keeping)
-
-    @property
-    def are_any(self) -> bool:
-        """Whether ``release`` has something to look at."""
-        return bool(self._returned or self._holds)
 
     def release(self) -> None:
         """Let go of what nobody needs any more. All of it may have been written."""

@@ -1,6 +1,7 @@
 """Which storage is a page of which device, in a session."""
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from operator import attrgetter
 from threading import RLock
 
@@ -22,6 +23,15 @@ _page_of: Callable[[Entry], PageId] = attrgetter("page")
 def pages_of(entries: Iterable[Entry]) -> tuple[PageId, ...]:
     """Their numbers."""
     return tuple(map(_page_of, entries))
+
+
+def has_any_other_size(entries: list[Entry]) -> bool:
+    """Whether the program gave one of their storages another size."""
+    for entry in entries:
+        storage = entry()
+        if storage is not None and storage_nbytes(storage) != entry.nbytes:
+            return True
+    return False
 
 
 class PageTable:
@@ -48,9 +58,13 @@ class PageTable:
         self._new_backend = new_backend
         self._backends: dict[torch.device, DeviceBackend] = {}
         self._by_engine: dict[Engine, DeviceBackend] = {}
-        self.default = self.backend_of(self.current_device())
 
     # -- devices -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def default(self) -> DeviceBackend:
+        """Of the device that was the current one when this was first asked."""
+        return self.backend_of(self.current_device())
 
     @property
     def backends(self) -> list[DeviceBackend]:
@@ -107,14 +121,10 @@ class PageTable:
             backend.executor.use((entry,))
         return entry
 
-    @property
-    def has_news(self) -> bool:
-        """Whether ``reap`` has something to do."""
-        return bool(self.registry.deaths or self._young)
-
     def reap(self) -> None:
         """Have the engines hear of all that died, and of all young pages."""
-        self.count_dead()
+        if self.registry.deaths:
+            self.count_dead()
         while self._young:
             entry = self._young.pop()
             entry.engine.pager.book.ledger.remove(entry.nbytes)

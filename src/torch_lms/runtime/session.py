@@ -26,7 +26,7 @@ from torch_lms.runtime.foreign import Seen
 from torch_lms.runtime.holds import Holds
 from torch_lms.runtime.interrupts import Interrupts
 from torch_lms.runtime.options import Options
-from torch_lms.runtime.page_table import Group, PageTable, pages_of
+from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
 from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.units import format_bytes
@@ -57,9 +57,9 @@ class Session(PageOwner):
         self._lost: forks.LostPages | None = None
         self._new_executor = new_executor
         self._table = PageTable(options.kind, self.lock, self._new_backend)
-        self._default = self._table.default
         self._holds = Holds()
         self.fast_path = FastPath(self._table, self.lock, self._reap, self._notice_size)
+        self._default = self._table.default
         self.find = self._table.find  # type: ignore[method-assign]  # called most: a frame less
         self.mode = LmsMode(self)
         self._interrupts = Interrupts(self._interrupt)
@@ -73,7 +73,7 @@ class Session(PageOwner):
         self.fast_path.open_if_all_fits()
 
     def _new_backend(self, device: torch.device) -> DeviceBackend:
-        return new_backend(device, self._new_executor(device), self.options, lambda: self.fast_path.close())
+        return new_backend(device, self._new_executor(device), self.options, self.fast_path.close)
 
     @property
     def uses(self) -> int:
@@ -108,11 +108,11 @@ class Session(PageOwner):
                 self._table.count_dead()
                 entry = self._table.add_young(storage)
             else:
-                self._reap()
+                self._table.reap()
                 entry = self._table.add(storage, is_owned)
-            if not entry.engine.is_roomy:
+            if self.fast_path.is_open and not entry.engine.is_roomy:
                 self.fast_path.close()
-            if self._holds.is_anybody_keeping:
+            if self._holds.keepers:
                 self._reap()
                 self._holds.keep_if_asked((self._table.home(entry), [entry]))
             return entry
@@ -155,10 +155,8 @@ class Session(PageOwner):
 
     def _reap(self) -> None:
         """Bring the books up to date: whose storages died, who was born on the fast path, whose holds ended."""
-        if self._table.has_news:
-            self._table.reap()
-        if self._holds.are_any:
-            self._holds.release()
+        self._table.reap()
+        self._holds.release()
 
     # -- operations --------------------------------------------------------------------------------------------------
 
@@ -178,7 +176,10 @@ class Session(PageOwner):
         return engine.pager.limit
 
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
-        if (not entries and new_bytes < self.min_size) or self._is_left_alone(entries):
+        if not entries and new_bytes < self.min_size:
+            return
+        if self._lost is not None:
+            self._lost.check(entries)
             return
         self._uses += 1
         with self.lock:
@@ -188,9 +189,11 @@ class Session(PageOwner):
                 for backend, its, its_bytes in self._shares(op, entries, new_bytes):
                     _begin(backend, op, its, its_bytes)
                     begun.append((backend, its))
-            except BaseException:
+            except BaseException as error:
                 for backend, its in begun:
                     backend.engine.op_ends(pages_of(its), ())
+                if isinstance(error, RuntimeError | MemoryError) and self.is_out_of_memory(error):
+                    raise self.does_not_fit(str(op), entries, new_bytes, error) from error
                 raise
 
     def _shares(self, op: Use, entries: list[Entry], new_bytes: int) -> list[tuple[DeviceBackend, list[Entry], int]]:
@@ -209,20 +212,23 @@ class Session(PageOwner):
         ]
 
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
-        if self._is_left_alone(entries):
+        if self._lost is not None:
+            self._lost.check(entries)
             return
         if self._suspicion is not None:
             self._suspicion.written.update(pages_of(written))
             written = [*entries, *(entry for entry in written if entry not in entries)]
         with self.lock:
             try:
-                for entry in written:
-                    self._notice_size(entry)
+                if written and has_any_other_size(written):
+                    for entry in written:
+                        self._notice_size(entry)
             finally:
                 for backend, its in self._table.group(entries):
                     engine = backend.engine
                     if its or engine.pager.room < 0:
-                        engine.op_ends(pages_of(its), pages_of([e for e in written if e.engine is engine]))
+                        own = written if its is entries else [entry for entry in written if entry.engine is engine]
+                        engine.op_ends(pages_of(its), pages_of(own))
 
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         if self._is_left_alone(entries):

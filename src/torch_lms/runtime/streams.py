@@ -331,7 +331,7 @@ class StreamExecutor(Executor):
         else:
             self._host.release(copy.slots[0])
 
-    def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
+    def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
         """What was freed, PyTorch's allocator gives out again."""
 
     def forget(self, entry: Entry) -> None:
