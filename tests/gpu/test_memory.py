@@ -88,7 +88,10 @@ def test_an_address_that_escaped_stays(device: torch.device) -> None:
 def test_another_owner_through_dlpack_sees_what_is_written(device: torch.device) -> None:
     with torch_lms.session(limit=0) as lms:
         x = torch.zeros(MIB, device=device)
-        y = torch.from_dlpack(x)
+        try:
+            y = torch.from_dlpack(x)
+        except ValueError as error:
+            pytest.skip(f"DLPack does not know the device: {error}")
         lms.reclaim()
         x.add_(1)
         assert y.sum() == MIB
