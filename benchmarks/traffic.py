@@ -21,6 +21,7 @@ from torch_lms.demo.train import UNet
 from torch_lms.engine import Speeds
 from torch_lms.planner import floor_bytes, make_plan
 from torch_lms.policy import Plan
+from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.stats import Stats
 from torch_lms.trace import Trace
 from torch_lms.units import format_bytes
@@ -79,7 +80,9 @@ LARGE: dict[str, Callable[[], tuple[nn.Module, Step]]] = {
 
 @contextmanager
 def fixed_speeds() -> Iterator[None]:
-    """Plans are made as if memory and link had the speed ``BYTES_PER_S``: the same on any machine, busy or not."""
+    """Plans are made as if memory and link had the speed ``BYTES_PER_S``, and whatever was started is over at the next
+    operation: the table is the same on any machine, busy or not.
+    """
 
     def plan(trace: Trace, limit: int, ids: Mapping[int, int], _: Speeds) -> Plan:
         ops = []
@@ -88,7 +91,13 @@ def fixed_speeds() -> Iterator[None]:
             ops.append(op._replace(seconds=nbytes / BYTES_PER_S))
         return make_plan(Trace(trace.pages, tuple(ops)), limit, ids, Speeds(BYTES_PER_S, BYTES_PER_S))
 
-    with mock.patch("torch_lms.runtime.backend.make_plan", plan):
+    def landed(executor: CpuExecutor) -> list[int]:
+        return list(executor._under_way)  # whoever asks waits for them
+
+    with (
+        mock.patch("torch_lms.runtime.backend.make_plan", plan),
+        mock.patch.object(CpuExecutor, "landed", landed),
+    ):
         yield
 
 

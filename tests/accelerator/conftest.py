@@ -31,6 +31,7 @@ def _ends_as_it_began(module: ModuleType) -> Iterator[None]:
     """Every test ends with LMS off, all streams at work at once, and the whole capacity."""
     yield
     module.schedule("eager")
+    module.set_poison_at_free(True)
     for index in range(module.device_count()):
         module.synchronize(index)
         module.set_capacity(accelerator.CAPACITY, index)

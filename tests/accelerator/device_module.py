@@ -176,6 +176,25 @@ def schedule(pace: str, seed: int = 0) -> None:
     _native.schedule(pace, seed)
 
 
+def set_poison_at_free(is_on: bool) -> None:
+    """Whether memory is poisoned when it is freed, and not only when it is handed out again.
+
+    Off for programs that let go of memory which another stream still uses, and have its own wait before they allocate
+    there again.
+    """
+    _native.set_poison_at_free(is_on)
+
+
+def register_host(address: int, nbytes: int) -> bool:
+    """Page-lock memory of the host, as ``cudaHostRegister`` does; False if some of it is page-locked already."""
+    return bool(_native.register_host(address, nbytes))
+
+
+def unregister_host(address: int) -> None:
+    """Undo ``register_host``. As on CUDA nothing waits for copies: whoever unmaps the memory under one is lost."""
+    _native.unregister_host(address)
+
+
 def set_capacity(nbytes: int, device: Any = None) -> None:
     """The device has ``nbytes`` of memory from now on."""
     _native.set_capacity(_index(device), nbytes)

@@ -252,6 +252,10 @@ class DelayedDevice(StreamDevice):
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, DeviceFull)
 
+    def drain(self) -> None:
+        for stream in (self.main, *self._sides):
+            self.synchronize(self.record(stream))
+
     def trim(self) -> None:
         pass
 

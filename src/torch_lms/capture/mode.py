@@ -397,6 +397,8 @@ def _generator(device: torch.device, kwargs: dict[str, Any]) -> torch.Generator 
     given = kwargs.get("generator")
     if isinstance(given, torch.Generator):
         return given
-    if device.type == "cuda" and torch.cuda.is_initialized():
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return torch.default_generator if device.type == "cpu" else None
+    if device.type == "cpu":
+        return torch.default_generator
+    generators = getattr(torch.get_device_module(device), "default_generators", ())  # none before it is initialized
+    index = torch.accelerator.current_device_index() if device.index is None else device.index
+    return generators[index] if index < len(generators) else None

@@ -147,6 +147,7 @@ class Engine:
         self._before_moving = before_moving
         self._is_auto = limit is None
         self._ceiling: int | None = None
+        self._ran_out_at = 0
         self._refreshed_at = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
         self._cursors: list[PlanCursor] = []
@@ -259,6 +260,9 @@ class Engine:
 
     def _make_ready(self, name: str, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...]) -> None:
         pager, backend = self.pager, self._backend
+        if self._ran_out_at:
+            held_bytes, self._ran_out_at = self._ran_out_at, 0
+            self._promise_less(held_bytes)
         if pager.has_transfers:
             landed = backend.landed()
             if landed:
@@ -398,9 +402,17 @@ class Engine:
 
     def learn_from_failure(self, new_bytes: int) -> None:
         """Memory ran out within the limit: what is not a page needs more than the margin. Promise less from now on."""
-        held = self.pager.book.ledger.device + new_bytes
-        self._ceiling = int(_SHARE_AFTER_FAILURE * min(self.pager.limit, held))
         self.recoveries += 1
+        self._promise_less(self.pager.book.ledger.device + new_bytes)
+
+    def page_found_no_memory(self) -> None:
+        """The backend could not bring a page back. From the next operation on less is promised: to find out again, at
+        each such page, would cost all that is cached, and all other pages.
+        """
+        self._ran_out_at = self.pager.book.ledger.device
+
+    def _promise_less(self, held_bytes: int) -> None:
+        self._ceiling = int(_SHARE_AFTER_FAILURE * min(self.pager.limit, held_bytes))
         self.set_soft_limit(self._ceiling)
 
     # -- at the user's wish ------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from torch_lms.units import format_bytes
 
 _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
+    "Cuda failure 2 'out of memory'",
     "HIP error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",
@@ -138,6 +139,9 @@ class AcceleratorDevice(StreamDevice):
         if isinstance(error, torch.OutOfMemoryError):
             return True
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+    def drain(self) -> None:
+        torch.accelerator.synchronize(self.device)
 
     def trim(self) -> None:
         self._module.empty_cache()

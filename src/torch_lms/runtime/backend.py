@@ -139,6 +139,7 @@ class DeviceBackend:
         except (RuntimeError, MemoryError) as error:
             if isinstance(action, StartFetch | Recompute) and self.executor.is_out_of_memory(error):
                 self.executor.trim()
+                self.engine.page_found_no_memory()
                 return error.with_traceback(None)
             raise
         return None

@@ -122,7 +122,7 @@ def _accelerator(device: torch.device, processor: str, free_bytes: int, copy_byt
         name, total = f"{processor}, {torch.get_num_threads()} threads", free_bytes + _RESERVED_ON_CPU
         reserved, memory_bytes_per_s = _RESERVED_ON_CPU, 2 * copy_bytes_per_s
     else:
-        name = torch.cuda.get_device_name(device)
+        name = torch.get_device_module(device).get_device_name(device)
         free, total = torch.accelerator.get_memory_info(device)
         reserved = total - free
         memory_bytes_per_s = 2 * _rate(lambda a: a.clone(), (torch.ones(1 << 28, dtype=torch.uint8, device=device),))

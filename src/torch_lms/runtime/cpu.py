@@ -110,6 +110,9 @@ class CpuExecutor(Executor):
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
+    def drain(self) -> None:
+        """Nothing is left to do when the program goes on."""
+
     def trim(self) -> None:
         trim()
 

@@ -13,7 +13,7 @@ StreamEvent = Any
 
 
 class StreamDevice(ABC):
-    """Streams, events, memory. Nothing here blocks the host but ``synchronize`` and ``allocate``.
+    """Streams, events, memory. Nothing here blocks the host but ``synchronize``, ``allocate`` and ``drain``.
 
     Memory belongs to the stream that it was allocated for: once freed, it is handed out again to what is queued on that
     stream from then on, while other streams may still be using it.
@@ -86,6 +86,10 @@ class StreamDevice(ABC):
     @abstractmethod
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether ``error`` says that the device's memory ran out."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Block the host until all streams are done, those of others too."""
 
     @abstractmethod
     def trim(self) -> None:

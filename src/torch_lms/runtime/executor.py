@@ -131,6 +131,10 @@ class Executor(ABC):
         """Whether ``error`` says that the device's memory ran out."""
 
     @abstractmethod
+    def drain(self) -> None:
+        """Wait until the device has done all that it was asked."""
+
+    @abstractmethod
     def trim(self) -> None:
         """Give memory that was freed, but is cached, back to the device."""
 

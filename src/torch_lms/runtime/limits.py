@@ -7,6 +7,8 @@ import torch
 from torch_lms.machine.memory import read_host_memory
 
 _MARGIN_SHARE = 0.05
+"""Of a host's free memory, and of an accelerator's whole: workspaces do not become smaller where little is left."""
+
 _MIN_MARGIN = 256 << 20
 """Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
 
@@ -25,15 +27,15 @@ def auto_limit(device: torch.device) -> AutoLimit:
     return _of_host() if device.type == "cpu" else _of_accelerator(device)
 
 
-def _less_margin(nbytes: int) -> int:
-    return max(0, nbytes - max(_MIN_MARGIN, int(nbytes * _MARGIN_SHARE)))
+def _less_margin(nbytes: int, of: int) -> int:
+    return max(0, nbytes - max(_MIN_MARGIN, int(of * _MARGIN_SHARE)))
 
 
 def _of_host() -> AutoLimit:
     memory = read_host_memory()
     name, free = memory.binding()
     wholes = {"RLIMIT_DATA": memory.rlimit_data, "RLIMIT_AS": memory.rlimit_as, "cgroup limit": memory.cgroup_limit}
-    return AutoLimit(_less_margin(free), name, wholes.get(name) or memory.total)
+    return AutoLimit(_less_margin(free, of=free), name, wholes.get(name) or memory.total)
 
 
 def _of_accelerator(device: torch.device) -> AutoLimit:
@@ -43,4 +45,5 @@ def _of_accelerator(device: torch.device) -> AutoLimit:
     allowed, reserved = int(total * fraction), module.memory_reserved(device)
     reason = "device memory" if fraction >= 1 else f"per-process fraction {fraction:.3g} of device memory"
     cached = reserved - module.memory_allocated(device)
-    return AutoLimit(_less_margin(min(free, max(0, allowed - reserved)) + cached), reason, allowed)
+    left = min(free, max(0, allowed - reserved)) + cached
+    return AutoLimit(_less_margin(left, of=allowed), reason, allowed)

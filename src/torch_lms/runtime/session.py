@@ -248,8 +248,12 @@ class Session(PageOwner):
 
     def recover(self, entries: list[Entry], new_bytes: int) -> None:
         with self.lock:
-            for backend, _ in self._table.group(entries):
+            groups = self._table.group(entries)
+            for backend, _ in groups:
                 backend.engine.learn_from_failure(new_bytes)
+                backend.executor.drain()
+            self._reap()  # what collectives used, the host having run ahead of them
+            for backend, _ in groups:
                 backend.engine.reclaim()
                 backend.executor.trim()
 

@@ -376,6 +376,9 @@ class StreamExecutor(Executor):
     def is_out_of_memory(self, error: BaseException) -> bool:
         return self._device.is_out_of_memory(error)
 
+    def drain(self) -> None:
+        self._device.drain()
+
     def trim(self) -> None:
         self._device.trim()
 

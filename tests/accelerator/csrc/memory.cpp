@@ -145,6 +145,11 @@ class Allocator final : public c10::DeviceAllocator {
     return devices_.at(device).figures;
   }
 
+  void set_poison_at_free(bool is_on) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    poisons_at_free_ = is_on;
+  }
+
   void set_capacity(c10::DeviceIndex device, size_t nbytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     devices_.at(device).figures.capacity = nbytes;
@@ -214,6 +219,7 @@ class Allocator final : public c10::DeviceAllocator {
     }
     Block* block = found->second;
     cached.erase(found);
+    poison(*block);
     return block;
   }
 
@@ -269,13 +275,15 @@ class Allocator final : public c10::DeviceAllocator {
     device.pending.push_back(std::move(pending));
   }
 
-  static void cache(Device& device, Block* block) {
+  void cache(Device& device, Block* block) {
     device.figures.allocated -= block->nbytes;
-    poison(*block);
+    if (poisons_at_free_) {
+      poison(*block);
+    }
     device.cached[block->stream].emplace(block->nbytes, block);
   }
 
-  static void collect(Device& device, bool waits = false) {
+  void collect(Device& device, bool waits = false) {
     std::vector<Pending> left;
     for (auto& pending : device.pending) {
       bool is_over = true;
@@ -329,6 +337,7 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   std::mutex mutex_;
+  bool poisons_at_free_ = true;
   std::array<Device, kDevices> devices_;
   std::map<void*, Block*> blocks_;
 };
@@ -491,6 +500,10 @@ void reset_peaks(c10::DeviceIndex device) {
 
 void empty_cache() {
   allocator().emptyCache({0, 0});
+}
+
+void set_poison_at_free(bool is_on) {
+  allocator().set_poison_at_free(is_on);
 }
 
 void record_stream(const c10::DataPtr& memory, const c10::Stream& stream) {

@@ -29,6 +29,10 @@ Figures figures(c10::DeviceIndex device);
 void reset_peaks(c10::DeviceIndex device);
 void empty_cache();
 
+// Whether memory is poisoned when it is freed, and not only when it is handed out again: a program that has its stream
+// wait for others between the two is right, but has to be spared.
+void set_poison_at_free(bool is_on);
+
 // The memory is not handed out again before `stream` is through with it.
 void record_stream(const c10::DataPtr& memory, const c10::Stream& stream);
 

@@ -230,6 +230,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("memory_figures", [](int device) { return memory_figures(static_cast<c10::DeviceIndex>(device)); });
   m.def("reset_peaks", [](int device) { reset_peaks(static_cast<c10::DeviceIndex>(device)); });
   m.def("empty_cache", [] { empty_cache(); }, unlocked);
+  m.def("set_poison_at_free", &set_poison_at_free);
   m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("register_host", [](size_t address, size_t nbytes) {
     return register_pinned(reinterpret_cast<void*>(address), nbytes);

@@ -1,0 +1,270 @@
+"""Random programs on three streams, with LMS and without, as a count of those whose results differ.
+
+    python -m tests.accelerator.fuzz [--programs N] [--first SEED]
+
+A program repeats one body: it makes tensors on its streams, combines them, writes them in place, copies batches from
+page-locked memory, reads on the host, and lets go. It orders its streams as CUDA demands, and no more. Under LMS its
+steps are planned and recompute, or are reactive; tensors go to host memory, to the disk, or to both; at times the
+device has less memory than the limit says. Streams do what they are asked as late as they like.
+
+Without LMS every program is run twice, on streams that work at once and on such that do not: if these differ, it is the
+program that is wrong.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+import torch_lms
+from tests import accelerator
+from tests.bits import same_bits
+from torch_lms.engine import engine
+from torch_lms.planner import Speeds
+
+STREAMS = 3
+WEIGHTS = 3
+STEPS = 6
+SIZES = (1024, 4096, 16384)
+"""Elements of the tensors of a program; one size for each."""
+
+MIN_SIZE = 1024
+_SLOW = Speeds(1e6, 1e6)
+"""Of the link, as planner sees it: some pages are recomputed, others moved."""
+
+
+@dataclass
+class Held:
+    """A tensor of the program.
+
+    Attributes:
+        tensor: it.
+        home: the stream for which its memory was allocated.
+        writer: the stream that wrote it last.
+        readers: the streams that read it since.
+    """
+
+    tensor: torch.Tensor
+    home: int
+    writer: int
+    readers: set[int] = field(default_factory=set)
+
+
+class Run:
+    """One run of a program: ``body`` draws the same instructions from its seed each time.
+
+    Args:
+        seed: of the program.
+        end_step: called after each repetition.
+    """
+
+    def __init__(self, seed: int, end_step: Callable[[], None] = lambda: None) -> None:
+        self._seed = seed
+        self._end_step = end_step
+        self._device = torch.device(accelerator.NAME, 0)
+        module = accelerator.install()
+        self._stream_of = module.stream
+        self._streams = [module.current_stream(), *(module.Stream(self._device) for _ in range(STREAMS - 1))]
+        self._size = random.Random(seed).choice(SIZES)
+        self._orders_late = seed % 2 == 0
+        self._owed: dict[int, set[int]] = {stream: set() for stream in range(STREAMS)}
+        module.set_poison_at_free(not self._orders_late)
+        self._read: list[float] = []
+
+    def results(self) -> list[torch.Tensor]:
+        """The weights after all steps, and what the host has read meanwhile."""
+        weights = [Held(torch.full((self._size,), 1.0 + n, device=self._device), 0, 0) for n in range(WEIGHTS)]
+        for step in range(STEPS):
+            self._body(weights, step)
+            self._end_step()
+        found = [weight.tensor.cpu() for weight in weights]
+        for stream in self._streams:  # the next program's may be the same ones
+            stream.synchronize()
+        return [*found, torch.tensor(self._read, dtype=torch.float64)]
+
+    def _body(self, weights: list[Held], step: int) -> None:
+        draw = random.Random(self._seed)
+        held: list[Held] = []
+        for _ in range(draw.randrange(15, 45)):
+            known = [*weights, *held]
+            stream = draw.randrange(STREAMS)
+            first, second = draw.choice(known), draw.choice(known)
+            match draw.choices(("make", "combine", "write", "batch", "read", "free"), (3, 8, 3, 1, 1, 3))[0]:
+                case "make":
+                    held.append(self._new(stream, (), lambda step=step: self._filled(step)))
+                case "combine":
+                    held.append(self._new(stream, (first, second), self._combination(draw, first, second)))
+                case "write":
+                    self._write(stream, first, second)
+                case "batch":
+                    held.append(self._new(stream, (), lambda step=step: self._batch(step)))
+                case "read":
+                    self._use(0, first)
+                    self._settle(0)
+                    self._read.append(float(first.tensor.sum()))
+                case "free" if held:
+                    self._free(held.pop(draw.randrange(len(held))), tells=draw.random() < 0.5)
+        for one in held:
+            self._write(0, draw.choice(weights), one)
+        while held:
+            self._free(held.pop(), tells=draw.random() < 0.5)
+
+    # -- what a program does -------------------------------------------------------------------------------------------
+
+    def _filled(self, step: int) -> torch.Tensor:
+        return torch.full((self._size,), 0.5 + step, device=self._device)
+
+    def _batch(self, step: int) -> torch.Tensor:
+        """Copied from page-locked memory, which the program lets go of at once."""
+        return torch.full((self._size,), 0.25 * step).pin_memory().to(self._device, non_blocking=True)
+
+    @staticmethod
+    def _combination(draw: random.Random, first: Held, second: Held) -> Callable[[], torch.Tensor]:
+        kinds: tuple[Callable[[], torch.Tensor], ...] = (
+            lambda: first.tensor * 0.5 + second.tensor * 0.25,
+            lambda: (first.tensor.view(-1, 32) @ second.tensor.view(32, -1)[:, :32]).view(-1).tanh(),
+            lambda: torch.relu(first.tensor - second.tensor).sigmoid(),
+            lambda: torch.cat([first.tensor[: len(second.tensor) // 2], second.tensor[len(second.tensor) // 2 :]]),
+        )
+        return draw.choice(kinds)
+
+    def _new(self, stream: int, reads: tuple[Held, ...], make: Callable[[], torch.Tensor]) -> Held:
+        for one in reads:
+            self._use(stream, one)
+        self._settle(stream)
+        with self._stream_of(self._streams[stream]):
+            return Held(make(), stream, stream)
+
+    def _write(self, stream: int, target: Held, source: Held) -> None:
+        self._use(stream, source)
+        self._wait_for(stream, {target.writer, *target.readers})
+        self._settle(stream)
+        with self._stream_of(self._streams[stream]):
+            target.tensor.mul_(0.5).add_(source.tensor.tanh())
+        target.writer = stream
+        target.readers = set() if source is not target else {stream}
+
+    def _use(self, stream: int, one: Held) -> None:
+        """``stream`` is about to read it."""
+        self._wait_for(stream, {one.writer})
+        one.readers.add(stream)
+
+    def _free(self, one: Held, tells: bool) -> None:
+        """Let go of it. ``tells``: the allocator is told who else used it; else its home waits for them, in half of the
+        programs not before something is allocated there again.
+        """
+        others = {one.writer, *one.readers} - {one.home}
+        if tells:
+            for other in others:
+                one.tensor.record_stream(self._streams[other])
+        elif self._orders_late:
+            self._owed[one.home] |= others
+        else:
+            self._wait_for(one.home, others)
+
+    def _settle(self, stream: int) -> None:
+        """Something is about to be allocated for ``stream``."""
+        self._wait_for(stream, self._owed[stream])
+        self._owed[stream] = set()
+
+    def _wait_for(self, stream: int, others: set[int]) -> None:
+        for other in others - {stream}:
+            self._streams[stream].wait_stream(self._streams[other])
+
+
+@contextmanager
+def scarce(nbytes: int | None) -> Iterator[None]:
+    """Inside, the device has ``nbytes`` more than are allocated now; None leaves it as it is."""
+    module = accelerator.install()
+    if nbytes is not None:
+        module.empty_cache()
+        module.set_capacity(module.memory_allocated() + nbytes)
+    try:
+        yield
+    finally:
+        module.set_capacity(accelerator.CAPACITY)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one program.
+
+    Attributes:
+        difference: how its results under LMS differ from those without; "" if they do not.
+        planned_steps, evictions, recomputes, recoveries: that LMS counted.
+    """
+
+    difference: str
+    planned_steps: int = 0
+    evictions: int = 0
+    recomputes: int = 0
+    recoveries: int = 0
+
+
+def verdict(seed: int) -> Verdict:
+    """Of program ``seed``.
+
+    Raises:
+        AssertionError: they differ without LMS already.
+    """
+    module = accelerator.install()
+    draw = random.Random(-seed)
+    module.schedule("eager")
+    expected = Run(seed).results()
+    module.schedule("mixed", seed)
+    assert same_bits(Run(seed).results(), expected), f"program {seed} does not order its streams"
+    module.schedule("eager")
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
+        Run(seed, lms.step).results()
+        demand = lms.stats().demand_bytes
+    settings: dict[str, Any] = {
+        "limit": int(demand * draw.choice((0, 0.25, 0.5, 0.75))),
+        "policy": draw.choice(("planned", "planned", "reactive")),
+        "host_limit": draw.choice(("auto", "auto", 0, demand // 4)),
+    }
+    room = None
+    if draw.random() < 0.25:  # less than the limit says
+        settings["limit"] = demand
+        room = int(demand * draw.choice((0.6, 0.8))) + 4 * 4 * max(SIZES)
+    module.schedule(draw.choice(("delayed", "lazy", "mixed", "mixed")), seed)
+    try:
+        with scarce(room), mock.patch.object(engine, "Speeds", return_value=_SLOW):
+            with torch_lms.session(min_size=MIN_SIZE, **settings) as lms:
+                results = Run(seed, lms.step).results()
+                lms.validate()
+                stats = lms.stats()
+            module.synchronize()
+    except Exception as error:
+        return Verdict(f"{settings}: {type(error).__name__}: {error}")
+    finally:
+        module.schedule("eager")
+    difference = "" if same_bits(results, expected) else f"{settings}: other bits"
+    return Verdict(difference, stats.planned_steps, stats.evictions, stats.recomputes, stats.recoveries)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    verdicts = []
+    for seed in range(chosen.first, chosen.first + chosen.programs):
+        verdicts.append(verdict(seed))
+        if verdicts[-1].difference:
+            print(f"program {seed}: {verdicts[-1].difference}", flush=True)
+    differ = sum(bool(found.difference) for found in verdicts)
+    print(f"{len(verdicts)} programs, {differ} differ; under LMS in all:")
+    for name in ("planned_steps", "evictions", "recomputes", "recoveries"):
+        print(f"  {name}: {sum(getattr(found, name) for found in verdicts)}")
+    return int(differ > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

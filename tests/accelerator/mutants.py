@@ -1,0 +1,244 @@
+"""Each wait of the executor of devices with streams, left out in turn, and what shows that it is missing, as a table.
+
+    python -m tests.accelerator.mutants [--programs N] [--match TEXT]
+
+A mutant is a process of its own, in which one wait of ``runtime/streams.py`` or ``runtime/staging.py`` is left out. It
+runs programs until one goes wrong: those written for that wait first, then random ones (``tests.accelerator.fuzz``). A
+wait that nothing misses is either needless, or not tested. Exits with 1 if there is one.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = 60
+_MAX_S = 900.0
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wait that is left out.
+
+    Attributes:
+        name: what nobody waits for then.
+        module: below ``torch_lms.runtime``.
+        old: lines there, once, without their indentation.
+        new: what stands instead.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str = "pass"
+
+    @property
+    def file(self) -> Path:
+        """The source of the module."""
+        return ROOT / "src" / "torch_lms" / "runtime" / f"{self.module}.py"
+
+    def applied(self, source: str) -> str:
+        """``source`` without the wait.
+
+        Raises:
+            ValueError: it is not there, or not once.
+        """
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.name}: expected once in {self.file.name}: {self.old!r}")
+        return source.replace(self.old, self.new)
+
+
+MUTANTS = (
+    Mutant(
+        "a copy down: for the streams that used the page",
+        "streams",
+        "self._device.wait(self._out, self._device.record(stream))",
+    ),
+    Mutant("freeing after a copy: for that copy", "streams", "self._await(stream, copy.done)"),
+    Mutant(
+        "freeing memory that we did not allocate: for a second owner",
+        "streams",
+        "return {use.home, self._first} if use.arrived is None else {use.home}",
+        "return {use.home}",
+    ),
+    Mutant(
+        "freeing: for streams that used the page since its copy, or without one",
+        "streams",
+        "self._let_finish(use)\n        try:",
+        "pass\n        try:",
+    ),
+    Mutant(
+        "recomputing: home for the program's stream",
+        "streams",
+        "self._catch_up(use.home)\n        with self._device.on(use.home):",
+        "with self._device.on(use.home):",
+    ),
+    Mutant("recomputing: home for the inputs", "streams", "self.use(inputs)\n            make()", "make()"),
+    Mutant(
+        "recomputing: other streams for the result",
+        "streams",
+        "use.streams, use.arrived = {use.home}, self._device.record(use.home)",
+        "use.streams, use.arrived = {use.home, self._device.current_stream()}, self._device.record(use.home)",
+    ),
+    Mutant(
+        "a copy up: home for the program's stream",
+        "streams",
+        "self._catch_up(use.home)\n            self._device.allocate",
+        "self._device.allocate",
+    ),
+    Mutant(
+        "a copy up: for whoever had the memory before",
+        "streams",
+        "self._device.wait(self._in, self._device.record(use.home))",
+    ),
+    Mutant("home for a copy up", "streams", "self._await(use.home, use.arrived)"),
+    Mutant("another stream for a copy up", "streams", "self._await(stream, use.arrived)"),
+    Mutant(
+        "the allocator for another stream that used a fetched page", "streams", "self._device.keep_for(storage, stream)"
+    ),
+    Mutant(
+        "a slot of host memory for the copies in and out of it",
+        "streams",
+        "if events:\n            self._retired.append((events, copy.slots[0]))\n        else:\n            ",
+        "if True:\n            ",
+    ),
+    Mutant(
+        "a slot that is needed now for its copies",
+        "streams",
+        "for event in events:\n                self._wait(partial(self._device.synchronize, event))\n",
+        "pass\n",
+    ),
+    Mutant(
+        "an eviction given up: for its copy",
+        "streams",
+        "self._device.synchronize(self._device.record(self._out))\n        self.discard(entry)",
+        "self.discard(entry)",
+    ),
+    Mutant(
+        "a fetch given up: for its copy",
+        "streams",
+        "self._device.synchronize(self._device.record(self._in))\n        self._device.free(storage)",
+        "self._device.free(storage)",
+    ),
+    Mutant(
+        "the end of the session: for all copies",
+        "streams",
+        "for stream in (self._out, self._in):\n            self._device.synchronize(self._device.record(stream))\n",
+        "pass\n",
+    ),
+    Mutant(
+        "staging down: the disk for the copy into the buffer",
+        "staging",
+        "self._hold(number, partial(self._device.synchronize, self._device.record(stream)))\n            writes",
+        "writes",
+    ),
+    Mutant("staging down: the buffer for its write", "staging", "self._busy[number] = writes[-1].wait"),
+    Mutant(
+        "staging up: the copy for the read of the disk",
+        "staging",
+        "self._hold(number, disk.read(slot, memory_of(buffer)).wait)",
+        "disk.read(slot, memory_of(buffer))",
+    ),
+    Mutant(
+        "staging up: the buffer for its copy",
+        "staging",
+        "self._busy[number] = partial(self._device.synchronize, self._device.record(stream))",
+    ),
+)
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module without one wait."""
+
+    def __init__(self, name: str, mutant: Mutant) -> None:
+        super().__init__(name, str(mutant.file))
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self._mutant.applied(self._mutant.file.read_text())
+        return compile(source, str(self._mutant.file), "exec")
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != f"torch_lms.runtime.{self._mutant.module}":
+            return None
+        found = PathFinder.find_spec(fullname, path)
+        if found is not None:
+            found.loader = _Loader(fullname, self._mutant)
+        return found
+
+
+def search(mutant: Mutant | None, programs: int) -> str:
+    """What goes wrong first without the wait, in this process; "" if nothing does."""
+    if mutant is not None:
+        sys.meta_path.insert(0, _Finder(mutant))
+    from tests.accelerator import fuzz
+    from tests.accelerator import programs as written
+
+    for name, program in written.PROGRAMS.items():
+        if found := written.difference(program):
+            return f"{name}: {found}"
+    for seed in range(programs):
+        if found := fuzz.verdict(seed).difference:
+            return f"random program {seed}: {found}"
+    return ""
+
+
+def found_by_process(number: int, programs: int) -> str:
+    """The same in a process of its own. A crash, and one that does not end, are found, too."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.accelerator.mutants"]
+    command += ["--alone", str(number), "--programs", str(programs)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_MAX_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not end within {_MAX_S:.0f} s"
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [""]
+        return f"the process ended with {done.returncode}: {lines[-1]}"
+    return done.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=PROGRAMS, help="random ones for each mutant at most")
+    parser.add_argument("--match", default="", help="only mutants whose name contains this")
+    parser.add_argument("--alone", type=int, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.alone is not None:
+        print(search(MUTANTS[chosen.alone] if chosen.alone >= 0 else None, chosen.programs))
+        return 0
+    table = Table(title="Waits left out")
+    for column in ("nobody waits:", "shown by", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left")
+    missed = 0
+    for number, mutant in enumerate(MUTANTS):
+        if chosen.match not in mutant.name:
+            continue
+        began = time.monotonic()
+        found = found_by_process(number, chosen.programs)
+        missed += not found
+        table.add_row(mutant.name, found[:90] or "NOTHING", f"{time.monotonic() - began:.0f}")
+        print(f"{mutant.name}: {found[:160] or 'NOTHING'}", flush=True)
+    Console(width=160).print(table)
+    print(f"{missed} waits that nothing misses")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

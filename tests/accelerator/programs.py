@@ -1,0 +1,183 @@
+"""Programs that go wrong if one wait is missing, for those waits that random programs seldom miss."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import torch_lms
+from tests import accelerator
+from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.stores.host import HostStore
+from torch_lms.stores.spill_file import aligned_buffer
+
+COUNT = 1 << 18
+"""Elements of a tensor: one page of a megabyte."""
+
+SEEDS = 12
+"""Schedules in which each program is run."""
+
+MIN_SIZE = 1024
+
+Program = Callable[[torch.device], None]
+
+
+class Wrong(Exception):
+    """A program had other numbers than it must have."""
+
+
+def full(value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((COUNT,), value, device=device)
+
+
+def expect(tensor: torch.Tensor, value: float) -> None:
+    """Whether all of ``tensor`` is ``value``.
+
+    Raises:
+        Wrong: it is not.
+    """
+    found = tensor.cpu()
+    if not torch.equal(found, torch.full_like(found, value)):
+        raise Wrong(f"expected {value} everywhere; got {found.unique()[:3].tolist()}")
+
+
+@contextmanager
+def registering() -> Iterator[None]:
+    """Host memory is page-locked as it is on CUDA: whoever gives it up waits for no copy, and it is unmapped."""
+
+    def page_lock(_: AcceleratorDevice, nbytes: int) -> torch.Tensor:
+        module = accelerator.install()
+        memory = aligned_buffer(nbytes)
+        assert module.register_host(memory.ctypes.data, nbytes)
+        weakref.finalize(memory, module.unregister_host, memory.ctypes.data).atexit = False
+        return torch.from_numpy(memory)
+
+    with mock.patch.object(AcceleratorDevice, "page_lock", page_lock):
+        yield
+
+
+@contextmanager
+def failing_after_a_copy() -> Iterator[None]:
+    """The first copy is queued, and the event after it cannot be recorded."""
+    record, copy = AcceleratorDevice.record, AcceleratorDevice.copy
+    copies: list[int] = []
+
+    def counted(device: AcceleratorDevice, *args: Any) -> None:
+        copy(device, *args)
+        copies.append(1)
+
+    def failing(device: AcceleratorDevice, stream: Any) -> Any:
+        if copies == [1]:
+            copies.append(1)
+            raise RuntimeError("injected")
+        return record(device, stream)
+
+    with mock.patch.object(AcceleratorDevice, "copy", counted), mock.patch.object(AcceleratorDevice, "record", failing):
+        yield
+
+
+def second_owner(device: torch.device) -> None:
+    """Memory of the main stream, which LMS first sees on another: freed, it is the main stream's again."""
+    module = accelerator.install()
+    x = full(7, device)
+    side = module.Stream(device)
+    module.synchronize()
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
+        with module.stream(side):
+            y = x * 1
+        lms.reclaim()
+        z = full(1, device)  # where x was
+        expect(x, 7)
+        expect(y, 7)
+        expect(z, 1)
+
+
+def let_go_before_an_order(device: torch.device) -> None:
+    """Memory is let go of while the main stream still reads it; its home will wait, before it allocates there again.
+    But LMS allocates there first, for a page that comes back.
+    """
+    module = accelerator.install()
+    module.set_poison_at_free(False)
+    side = module.Stream(device)
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
+        with module.stream(side):
+            page = full(3, device)
+        module.synchronize()
+        lms.reclaim()
+        module.empty_cache()
+        with module.stream(side):
+            short_lived = full(5, device)
+        module.current_stream().wait_stream(side)
+        read = short_lived.sort().values * 2
+        del short_lived
+        again = page + 1  # comes back, to memory of the side stream
+        side.wait_stream(module.current_stream())
+        expect(read, 10)
+        expect(again, 4)
+    module.set_poison_at_free(True)
+
+
+def fetch_given_up(device: torch.device) -> None:
+    """A fetch fails once its copy is under way: the memory is freed, and the program has it next."""
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
+        x = full(3, device)
+        lms.reclaim()
+        accelerator.install().synchronize()
+        with pytest.raises(RuntimeError, match="injected"), failing_after_a_copy():
+            x.add_(1)
+        others = [full(5, device) for _ in range(3)]
+        expect(x, 3)
+        for other in others:
+            expect(other, 5)
+
+
+def eviction_given_up(device: torch.device) -> None:
+    """An eviction fails once its copy is under way: its slot is given up, and that slab for a larger page."""
+    small_slabs = mock.patch.object(HostStore.__init__, "__defaults__", (4 * COUNT,))
+    limits: dict[str, Any] = {"limit": 16 * COUNT, "min_size": MIN_SIZE, "host_limit": 12 * COUNT}
+    with registering(), small_slabs, torch_lms.session(**limits) as lms:
+        x = full(3, device)
+        accelerator.install().synchronize()
+        with pytest.raises(RuntimeError, match="injected"), failing_after_a_copy():
+            lms.reclaim()
+        expect(x, 3)
+        del x
+        larger = torch.full((3 * COUNT,), 2.0, device=device)
+        lms.reclaim()
+        expect(larger, 2)
+
+
+def end_with_copies_under_way(device: torch.device) -> None:
+    """All pages come back at the end of a session, and then its host memory goes."""
+    with registering():
+        with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
+            tensors = [full(n, device) for n in range(4)]
+            lms.reclaim()
+        for n, tensor in enumerate(tensors):
+            expect(tensor, n)
+
+
+PROGRAMS: dict[str, Program] = {
+    program.__name__: program
+    for program in (second_owner, let_go_before_an_order, fetch_given_up, eviction_given_up, end_with_copies_under_way)
+}
+
+
+def difference(program: Program) -> str:
+    """What goes wrong with it first, in some schedules; "" if nothing does."""
+    module = accelerator.install()
+    device = torch.device(accelerator.NAME, 0)
+    for seed in range(SEEDS):
+        module.schedule(("lazy", "mixed", "mixed", "delayed")[seed % 4], seed)
+        try:
+            program(device)
+            module.synchronize()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            module.schedule("eager")
+    return ""

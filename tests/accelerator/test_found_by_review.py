@@ -1,0 +1,102 @@
+"""What a review of the GPU path found, and what the test accelerator showed."""
+
+from types import ModuleType
+
+import pytest
+import torch
+
+import torch_lms
+from tests import accelerator
+from torch_lms.runtime import calibrate
+from torch_lms.runtime.limits import auto_limit
+
+MIB = 1 << 20
+
+
+def full(count: int, value: float, device: torch.device) -> torch.Tensor:
+    return torch.full((count,), float(value), device=device)
+
+
+def leave(nbytes: int, module: ModuleType) -> None:
+    """The device has ``nbytes`` beside what is allocated now."""
+    module.empty_cache()
+    module.set_capacity(module.memory_allocated() + nbytes)
+
+
+def test_an_operator_that_ran_out_of_memory_draws_the_same_again(module: ModuleType, device: torch.device) -> None:
+    """It has drawn before memory ran out, and is run again with other pages gone."""
+    x = full(4 * MIB, 1, device)
+    torch.manual_seed(1)
+    expected = torch.dropout(x, 0.5, train=True).cpu(), torch.rand(3, device=device).cpu()
+    with torch_lms.session(limit=150 * MIB, policy="reactive") as lms:
+        others = [full(4 * MIB, n, device) for n in range(4)]
+        x.add_(0)
+        leave(16 * MIB, module)  # for the mask, and not for the product
+        torch.manual_seed(1)
+        found = torch.dropout(x, 0.5, train=True).cpu(), torch.rand(3, device=device).cpu()
+        assert lms.stats().recoveries > 0
+        assert [float(other[0]) for other in others] == [0, 1, 2, 3]
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_a_fetch_that_failed_teaches(module: ModuleType, device: torch.device) -> None:
+    """The books said that it fits. Each step would find out anew, by giving up all that is cached, and all pages."""
+    tensors = [full(4 * MIB, n, device) for n in range(6)]
+    limit = 6 * 16 * MIB
+    with torch_lms.session(limit=limit, policy="reactive") as lms:
+        for tensor in tensors:
+            tensor.add_(1)
+        lms.reclaim()
+        leave(4 * 16 * MIB, module)
+        for _ in range(2):
+            for tensor in tensors:
+                tensor.add_(1)
+        assert lms.stats().limit_bytes < limit
+        module.set_capacity(accelerator.CAPACITY)
+    assert [float(tensor[-1]) for tensor in tensors] == [n + 3.0 for n in range(6)]
+
+
+def test_the_end_of_a_collective_is_waited_for_before_memory_is_given_up_for_lost(
+    module: ModuleType, device: torch.device
+) -> None:
+    """It pins its tensors until the device is done with it. The host runs ahead, and there waiting helps."""
+    held = full(8 * MIB, 3, device)
+    x = full(MIB, 1, device)
+    module.synchronize()
+    module.schedule("lazy")
+    with torch_lms.session(limit="1GB", policy="reactive") as lms:
+        held.add_(1)
+        x.add_(0)
+        done = module.Event()
+        done.record()
+        running = torch_lms.runtime.api._running
+        assert running is not None
+        entry = running._session.find(torch._C.TensorBase.untyped_storage(held))
+        assert entry is not None
+        running._session.hold([entry], done.query)
+        leave(24 * MIB, module)
+        y = full(8 * MIB, 5, device)  # 32 MiB
+        assert float(y[-1]) == 5
+        assert lms.stats().recoveries > 0
+        module.set_capacity(accelerator.CAPACITY)
+    assert float(held[-1]) == 4
+
+
+def test_auto_leaves_a_share_of_the_whole(module: ModuleType, device: torch.device) -> None:
+    """Workspaces do not become smaller where little remains."""
+    module.set_capacity(40 << 30)
+    margins = []
+    for taken in (0, 1 << 30):
+        held = torch.empty(taken, dtype=torch.uint8, device=device)
+        free, _ = module.mem_get_info(device)
+        margins.append(free + module.memory_reserved() - module.memory_allocated() - auto_limit(device).nbytes)
+        del held
+    assert margins[0] == margins[1] == 2 << 30
+
+
+def test_calibration_asks_the_device_itself(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    monkeypatch.setattr(calibrate, "_product_flop_per_s", lambda *_: 1e12)
+    monkeypatch.setattr(calibrate, "_rate", lambda *_: 1e9)
+    monkeypatch.setattr(calibrate, "_launch_s", lambda *_: 1e-5)
+    assert calibrate._accelerator(device, "", 0, 1e9).name == "test accelerator 0"
