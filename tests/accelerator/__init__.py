@@ -10,14 +10,17 @@ device's memory; freed memory is poisoned.
     torch.ones(3, device="testacc")
 """
 
-import re
+import fcntl
 import shutil
 from functools import cache
+from hashlib import sha256
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from tests.accelerator import device_module
 from tests.accelerator.device_module import CAPACITY, NAME
@@ -49,15 +52,30 @@ def install() -> ModuleType:
 
 
 def _built() -> ModuleType:
+    """The compiled part. It is built once for these sources and this PyTorch, by one process, and kept."""
+    sources = sorted(_SOURCES.iterdir())
+    digest = sha256(torch.__version__.encode() + b"".join(path.read_bytes() for path in sources)).hexdigest()
+    name = f"torch_lms_test_accelerator_{digest[:12]}"
+    folder = Path(cpp_extension.get_default_build_root()) / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "one builds").open("w") as one:
+        fcntl.flock(one, fcntl.LOCK_EX)  # unlike the lock of cpp_extension, it ends with whoever has it
+        if not (folder / "is built").exists():
+            (folder / "lock").unlink(missing_ok=True)
+            _build(name, folder, [str(path) for path in sources if path.suffix == ".cpp"])
+            (folder / "is built").touch()
+    spec = spec_from_file_location(name, folder / f"{name}.so")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(name: str, folder: Path, sources: list[str]) -> None:
     if shutil.which("ninja") is None or not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise CannotBuild("the test accelerator needs a C++ compiler and ninja: apt install g++, pip install ninja")
-    from torch.utils import cpp_extension  # after the check: it looks for a compiler
-
     try:
-        return cpp_extension.load(
-            name="torch_lms_test_accelerator_" + re.sub(r"\W", "_", torch.__version__),
-            sources=[str(path) for path in sorted(_SOURCES.glob("*.cpp"))],
-            extra_cflags=["-O1"],
-        )
-    except RuntimeError as error:
+        cpp_extension.load(name, sources, extra_cflags=["-O1"], build_directory=str(folder), is_python_module=False)
+    except (RuntimeError, OSError) as error:
         raise CannotBuild(f"the test accelerator could not be built: {error}") from error

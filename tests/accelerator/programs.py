@@ -1,5 +1,6 @@
 """Programs that go wrong if one wait is missing, for those waits that random programs seldom miss."""
 
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,11 @@ import torch
 
 import torch_lms
 from tests import accelerator
+from torch_lms.engine import engine
+from torch_lms.planner import Speeds
 from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.runtime.streams import StreamExecutor
+from torch_lms.stores.copies import Write
 from torch_lms.stores.host import HostStore
 from torch_lms.stores.spill_file import aligned_buffer
 
@@ -31,7 +36,7 @@ class Wrong(Exception):
 
 
 def full(value: float, device: torch.device) -> torch.Tensor:
-    return torch.full((COUNT,), value, device=device)
+    return torch.full((COUNT,), float(value), device=device)
 
 
 def expect(tensor: torch.Tensor, value: float) -> None:
@@ -121,6 +126,62 @@ def let_go_before_an_order(device: torch.device) -> None:
     module.set_poison_at_free(True)
 
 
+def let_go_before_a_recomputation(device: torch.device) -> None:
+    """The same, but LMS allocates for a page that was dropped, and is recomputed."""
+    module = accelerator.install()
+    module.set_poison_at_free(False)
+    side = module.Stream(device)
+    recomputes = 0
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
+    ):
+        for step in range(6):
+            side.wait_stream(module.current_stream())
+            with module.stream(side):
+                page = full(2, device)
+            module.current_stream().wait_stream(side)
+            used = page.sum()
+            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for both
+            filler.add_(1)
+            del filler
+            with module.stream(side):
+                short_lived = full(5 + step, device)
+            module.current_stream().wait_stream(side)
+            read = short_lived.sort().values * 2
+            del short_lived
+            again = page + 1
+            side.wait_stream(module.current_stream())
+            expect(read, 10 + 2 * step)
+            expect(again, 3)
+            expect(used, 2 * COUNT)
+            del page, used, read, again
+            lms.step()
+        recomputes = lms.stats().recomputes
+    module.set_poison_at_free(True)
+    if not recomputes:
+        raise Wrong("nothing was recomputed")
+
+
+def slow_disk(device: torch.device) -> None:
+    """A page goes to the disk in pieces, by way of two buffers, and each write takes its time."""
+    move = Write._move
+
+    def slowly(write: Write, *args: Any) -> None:
+        time.sleep(0.01)
+        move(write, *args)
+
+    with (
+        mock.patch.object(Write, "_move", slowly),
+        mock.patch.object(StreamExecutor.__init__, "__defaults__", (COUNT // 2,)),
+        torch_lms.session(limit="1GB", min_size=MIN_SIZE, host_limit=0) as lms,
+    ):
+        x = torch.arange(COUNT, dtype=torch.float32, device=device)
+        x.add_(0)
+        lms.reclaim()
+        expect(x - torch.arange(COUNT, dtype=torch.float32, device=device), 0)
+
+
 def fetch_given_up(device: torch.device) -> None:
     """A fetch fails once its copy is under way: the memory is freed, and the program has it next."""
     with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
@@ -163,7 +224,15 @@ def end_with_copies_under_way(device: torch.device) -> None:
 
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
-    for program in (second_owner, let_go_before_an_order, fetch_given_up, eviction_given_up, end_with_copies_under_way)
+    for program in (
+        second_owner,
+        let_go_before_an_order,
+        let_go_before_a_recomputation,
+        slow_disk,
+        fetch_given_up,
+        eviction_given_up,
+        end_with_copies_under_way,
+    )
 }
 
 
