@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import torch_lms
+from tests import accelerator
 from torch_lms.runtime import api
 
 # cuBLAS is deterministic only with a workspace of its own, and reads this when it starts
@@ -19,6 +20,13 @@ def device() -> torch.device:
     if found is None:
         pytest.skip("no accelerator")
     return torch.device(found.type, torch.accelerator.current_device_index())
+
+
+@pytest.fixture
+def _times_count(device: torch.device) -> None:
+    """For tests of how long something takes."""
+    if device.type == accelerator.NAME:
+        pytest.skip("on the test accelerator copies and kernels share the host's cores")
 
 
 @pytest.fixture(scope="session", autouse=True)

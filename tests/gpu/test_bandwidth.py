@@ -9,6 +9,7 @@ from torch_lms.runtime.probe import probe
 pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 
 
+@pytest.mark.usefixtures("_times_count")
 def test_device_links_are_measured_and_plausible() -> None:
     device = torch.accelerator.current_accelerator()
     assert device is not None

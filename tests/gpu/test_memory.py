@@ -138,6 +138,7 @@ def test_copies_run_beside_each_other(device: torch.device, monkeypatch: pytest.
     assert stall_s > 0
 
 
+@pytest.mark.usefixtures("_times_count")
 def test_operations_take_what_the_device_takes(device: torch.device) -> None:
     """The host asks for a large product in microseconds."""
     module = torch.get_device_module(device)
