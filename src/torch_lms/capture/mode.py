@@ -399,6 +399,11 @@ def _generator(device: torch.device, kwargs: dict[str, Any]) -> torch.Generator 
         return given
     if device.type == "cpu":
         return torch.default_generator
-    generators = getattr(torch.get_device_module(device), "default_generators", ())  # none before it is initialized
-    index = torch.accelerator.current_device_index() if device.index is None else device.index
-    return generators[index] if index < len(generators) else None
+    module = getattr(torch, device.type, None)  # there is none for "meta"
+    generators = getattr(module, "default_generators", ())  # empty before the device is initialized
+    if not generators:
+        return None
+    generator: torch.Generator = generators[
+        torch.accelerator.current_device_index() if device.index is None else device.index
+    ]
+    return generator
