@@ -1,5 +1,7 @@
 """Programs that go wrong if one wait is missing, for those waits that random programs seldom miss."""
 
+import ctypes
+import mmap
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,6 +33,10 @@ MIN_SIZE = 1024
 Program = Callable[[torch.device], None]
 
 
+_given_up: list[object] = []
+"""Memory that stays where it was, though nobody may touch it."""
+
+
 class Wrong(Exception):
     """A program had other numbers than it must have."""
 
@@ -52,14 +58,23 @@ def expect(tensor: torch.Tensor, value: float) -> None:
 
 @contextmanager
 def registering() -> Iterator[None]:
-    """Host memory is page-locked as it is on CUDA: whoever gives it up waits for no copy, and it is unmapped."""
+    """Host memory is page-locked as it is on CUDA: whoever gives it up waits for no copy. From then on nobody may touch
+    it, and no other memory comes to be at its address.
+    """
+    module = accelerator.install()
 
     def page_lock(_: AcceleratorDevice, nbytes: int) -> torch.Tensor:
-        module = accelerator.install()
         memory = aligned_buffer(nbytes)
         assert module.register_host(memory.ctypes.data, nbytes)
-        weakref.finalize(memory, module.unregister_host, memory.ctypes.data).atexit = False
-        return torch.from_numpy(memory)
+        _given_up.append(memory)
+        tensor = torch.from_numpy(memory)
+        weakref.finalize(tensor, give_up, memory.ctypes.data, nbytes).atexit = False
+        return tensor
+
+    def give_up(address: int, nbytes: int) -> None:
+        module.unregister_host(address)
+        length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(length), 0) == 0
 
     with mock.patch.object(AcceleratorDevice, "page_lock", page_lock):
         yield
