@@ -235,9 +235,20 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
   queue.wait(queue.end());
   raise_failure();
   const auto device = c10::Device(kDevice, current_device());
-  Stack stack = replaced(arguments, [](const at::Tensor& tensor) {
-    return is_on_device(tensor) ? bytes_of(tensor) : tensor;
-  });
+  std::vector<std::pair<at::Tensor, at::Tensor>> written; // and what the kernel writes in place of each: it may resize that
+  Stack stack;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    stack.push_back(replaced(arguments[i], [&](const at::Tensor& tensor) {
+      if (!is_on_device(tensor)) {
+        return tensor;
+      }
+      if (!is_written(schema.arguments()[i])) {
+        return bytes_of(tensor);
+      }
+      written.emplace_back(tensor, bytes_of(tensor).clone());
+      return written.back().second;
+    }));
+  }
   for (auto& value : stack) {
     if (value.isDevice()) {
       value = c10::Device(c10::DeviceType::CPU);
@@ -251,6 +262,13 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
     host.set_state(before);
   } else {
     run_on_host(op, stack);
+  }
+  for (const auto& [target, found] : written) {
+    if (target.sizes() != found.sizes()) {
+      target.resize_(found.sizes());
+    }
+    queue.wait(queue.end()); // the poison of its memory
+    bytes_of(target).copy_(found);
   }
   Stack results;
   for (size_t i = 0; i < stack.size(); ++i) {
