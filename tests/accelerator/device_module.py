@@ -1,5 +1,6 @@
 """What PyTorch calls the module of a device, as ``torch.cuda`` is CUDA's: for the test accelerator."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,6 @@ CAPACITY = 4 << 30
 _native: Any = None
 """The compiled part; set by ``install``."""
 
-_fractions: dict[int, float] = {}
 default_generators: tuple[torch.Generator, ...] = ()
 Stream: Any
 Event: Any
@@ -203,8 +203,6 @@ def set_capacity(nbytes: int, device: Any = None) -> None:
 def install(native: Any) -> None:
     """Have PyTorch know the device."""
     global _native, default_generators, Stream, Event
-    import sys
-
     _native = native
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, sys.modules[__name__])

@@ -18,6 +18,11 @@ STEPS = 7
 Reference = tuple[list[torch.Tensor], int]
 
 
+@pytest.fixture(autouse=True)
+def _steps_enough_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workloads, "STEPS", STEPS)
+
+
 @pytest.fixture(scope="module")
 def reference_of(device: torch.device, module: ModuleType) -> Callable[[str], Reference]:
     """What a workload gives without LMS, and its demand."""
@@ -47,7 +52,6 @@ def test_planned_steps_that_recompute(
     reference_of: Callable[[str], Reference],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workloads, "STEPS", STEPS)
     monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e6, 1e6))  # some pages are recomputed, others moved
     expected, demand = reference_of(name)
     module.schedule(pace, seed=len(name))
@@ -67,9 +71,7 @@ def test_reactive_steps(
     module: ModuleType,
     device: torch.device,
     reference_of: Callable[[str], Reference],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workloads, "STEPS", STEPS)
     expected, demand = reference_of(name)
     module.schedule("mixed", seed=len(name))
     with torch_lms.session(demand // 2, MIN_SIZE, policy="reactive", host_limit=host_limit) as lms:
@@ -82,10 +84,9 @@ def test_reactive_steps(
 
 
 def test_memory_that_runs_out_within_the_limit(
-    module: ModuleType, device: torch.device, reference_of: Callable[[str], Reference], monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, device: torch.device, reference_of: Callable[[str], Reference]
 ) -> None:
     """The books say that it fits, and the device has less: operations run again with everything else gone."""
-    monkeypatch.setattr(workloads, "STEPS", STEPS)
     expected, demand = reference_of("unet")
     module.empty_cache()
     module.set_capacity(module.memory_allocated() + int(0.7 * demand))

@@ -170,13 +170,21 @@ void adapt_to_host(const c10::OperatorHandle& op, Stack& arguments) {
   }
 }
 
+// Where the arguments name a device, they name one of that type.
+void told_device(Stack& arguments, c10::DeviceType type) {
+  for (auto& value : arguments) {
+    if (value.isDevice()) {
+      value = c10::Device(type);
+    }
+  }
+}
+
 // Results without bytes, and written arguments as large as they will be; none if only the bytes tell.
 std::optional<Stack> inferred(const c10::OperatorHandle& op, const Stack& arguments, Stack& written) {
   Stack stack = replaced(arguments, as_meta);
+  told_device(stack, c10::DeviceType::Meta);
   for (auto& value : stack) {
-    if (value.isDevice()) {
-      value = c10::Device(c10::DeviceType::Meta);
-    } else if (value.isGenerator()) {
+    if (value.isGenerator()) {
       value = IValue();
     }
   }
@@ -235,7 +243,8 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
   queue.wait(queue.end());
   raise_failure();
   const auto device = c10::Device(kDevice, current_device());
-  std::vector<std::pair<at::Tensor, at::Tensor>> written; // and what the kernel writes in place of each: it may resize that
+  // What is written, and what the kernel writes in place of it: it may resize that.
+  std::vector<std::pair<at::Tensor, at::Tensor>> written;
   Stack stack;
   for (size_t i = 0; i < arguments.size(); ++i) {
     stack.push_back(replaced(arguments[i], [&](const at::Tensor& tensor) {
@@ -249,11 +258,7 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
       return written.back().second;
     }));
   }
-  for (auto& value : stack) {
-    if (value.isDevice()) {
-      value = c10::Device(c10::DeviceType::CPU);
-    }
-  }
+  told_device(stack, c10::DeviceType::CPU);
   if (draws) {
     auto host = at::detail::getDefaultCPUGenerator();
     const auto before = host.get_state();
@@ -308,32 +313,23 @@ Stack queue_up(
   }
   Stack results;
   std::vector<at::Tensor> made;
+  std::vector<size_t> places; // of the results that are new
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (schema.returns()[i].alias_info() != nullptr) {
       results.push_back(written_argument(schema, schema.returns()[i], arguments));
       continue;
     }
+    places.push_back(i);
     results.push_back(replaced(shapes[i], [&](const at::Tensor& shape) {
       const auto result = empty_like_on(device, shape);
       made.push_back(bytes_of(result));
       return result;
     }));
   }
-  const auto is_new = [&](size_t i) { return schema.returns()[i].alias_info() == nullptr; };
-  std::vector<size_t> places;
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    if (is_new(i)) {
-      places.push_back(i);
-    }
-  }
   Stack given = replaced(arguments, [](const at::Tensor& tensor) {
     return is_on_device(tensor) ? bytes_of(tensor) : snapshot(tensor);
   });
-  for (auto& value : given) {
-    if (value.isDevice()) {
-      value = c10::Device(c10::DeviceType::CPU);
-    }
-  }
+  told_device(given, c10::DeviceType::CPU);
   current_queue().submit([op, given = std::move(given), made = std::move(made), places = std::move(places)] {
     Stack stack = given;
     run_on_host(op, stack);
