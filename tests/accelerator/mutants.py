@@ -66,10 +66,9 @@ MUTANTS = (
     ),
     Mutant("freeing after a copy: for that copy", "streams", "self._await(stream, copy.done)"),
     Mutant(
-        "freeing memory that we did not allocate: for a second owner",
+        "freeing memory of an unknown stream: the allocator for those who use it",
         "streams",
-        "return {use.home, self._first} if use.arrived is None else {use.home}",
-        "return {use.home}",
+        "for stream in (self._out, *use.streams):\n                self._device.keep_for(storage, stream)",
     ),
     Mutant(
         "freeing: for streams that used the page since its copy, or without one",
@@ -104,7 +103,9 @@ MUTANTS = (
     Mutant("home for a copy up", "streams", "self._await(use.home, use.arrived)"),
     Mutant("another stream for a copy up", "streams", "self._await(stream, use.arrived)"),
     Mutant(
-        "the allocator for another stream that used a fetched page", "streams", "self._device.keep_for(storage, stream)"
+        "the allocator for another stream that used a fetched page",
+        "streams",
+        "if storage is not None:\n                self._device.keep_for(storage, stream)",
     ),
     Mutant(
         "a slot of host memory for the copies in and out of it",

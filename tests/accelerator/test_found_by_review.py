@@ -100,3 +100,23 @@ def test_calibration_asks_the_device_itself(monkeypatch: pytest.MonkeyPatch, dev
     monkeypatch.setattr(calibrate, "_rate", lambda *_: 1e9)
     monkeypatch.setattr(calibrate, "_launch_s", lambda *_: 1e-5)
     assert calibrate._accelerator(device, "", 0, 1e9).name == "test accelerator 0"
+
+
+@pytest.mark.parametrize("pace", ["delayed", "lazy"])
+def test_memory_of_a_stream_that_lms_never_saw_is_not_handed_out_before_it_was_read(
+    pace: str, module: ModuleType, device: torch.device
+) -> None:
+    """It was allocated before LMS was on, for a stream that has nothing to do with it any more."""
+    third = module.Stream(device)
+    with module.stream(third):
+        x = full(MIB, 7, device)
+    module.synchronize()
+    module.schedule(pace, 1)
+    with torch_lms.session(limit="1GB", policy="reactive") as lms:
+        y = x * 2
+        lms.reclaim()
+        with module.stream(third):
+            z = full(MIB, 1, device)
+            assert float(z[-1]) == 1
+        assert float(x.sum().cpu()) == 7 * MIB
+        assert float(y.sum().cpu()) == 14 * MIB

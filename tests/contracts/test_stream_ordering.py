@@ -483,16 +483,14 @@ def test_a_fetched_page_is_there_for_every_stream(pages: Pages, tier: Tier) -> N
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_memory_of_unknown_origin_goes_back_to_the_first_stream_too(
-    told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_allocator_is_told_who_uses_memory_of_unknown_origin(told: bool, tmp_path: Path) -> None:
     """A tensor older than the session, first seen on a side stream: its memory is the main stream's."""
-    if not told:
-        monkeypatch.setattr(StreamExecutor, "_owners", lambda _, use: {use.home})
     pages = Pages(new_rig(tmp_path, PLENTY))
     tensor = torch.ones(40_000, dtype=torch.uint8)
     with pages.device.on(pages.device.user_stream("side")):
         entry = pages._registry.add(tensor.untyped_storage(), None)
+        if told:
+            pages.executor.adopt(entry)
         assert pages.read(tensor, entry).sum() == 40_000
         pages.evict(entry)
     pages.fetch(entry)

@@ -279,10 +279,10 @@ class LmsMode(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
             if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:
-                self._owner.entry_of(storage, result)
+                self._owner.entry_of(storage, result, is_new=True)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
-                self._entry(tensor)
+                self._entry(tensor, is_new=True)
         if info.retypes:
             self._owner.retyped(result)
         return result
@@ -292,9 +292,9 @@ class LmsMode(TorchDispatchMode):
         found = {entry: None for tensor in tensors if (entry := self._entry(tensor)) is not None}
         return list(found)
 
-    def _entry(self, tensor: Any) -> Entry | None:
+    def _entry(self, tensor: Any, is_new: bool = False) -> Entry | None:
         if isinstance(tensor, torch.Tensor):
-            return self._owner.entry_of(storage_of(tensor), tensor)
+            return self._owner.entry_of(storage_of(tensor), tensor, is_new)
         return self._find(tensor)  # a storage is nobody's yet: its type decides whether it will be a page (N12)
 
     def _made(self, op: "_Op", result: Any) -> int:

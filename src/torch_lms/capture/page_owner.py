@@ -96,8 +96,15 @@ class PageOwner(ABC):
         """The page of ``storage``, if it is one."""
 
     @abstractmethod
-    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
-        """The page of ``storage``, which becomes one now if it should be; ``tensor`` is one that shows it."""
+    def entry_of(
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_new: bool = False
+    ) -> Entry | None:
+        """The page of ``storage``, which becomes one now if it should be.
+
+        Args:
+            tensor: one that shows it.
+            is_new: whether an operation on the current stream has just allocated it.
+        """
 
     @abstractmethod
     def retyped(self, tensor: torch.Tensor) -> None:

@@ -100,6 +100,9 @@ class CpuExecutor(Executor):
     def use(self, entries: Iterable[Entry]) -> None:
         """Nothing to order: there is one stream, the program."""
 
+    def adopt(self, entry: Entry) -> None:
+        """Its memory is no stream's."""
+
     def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
         if self._heap is not None:
             self._heap.grows(new_bytes, resident_bytes, limit)

@@ -119,6 +119,10 @@ class Executor(ABC):
         """An operation is about to use ``entries``, which are resident, on the current stream."""
 
     @abstractmethod
+    def adopt(self, entry: Entry) -> None:
+        """The program had ``entry`` before it was a page: its memory may have been allocated on any stream."""
+
+    @abstractmethod
     def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
         """An operation is about to make pages of ``new_bytes``, while pages occupy ``resident_bytes`` of ``limit``."""
 

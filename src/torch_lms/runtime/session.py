@@ -86,14 +86,16 @@ class Session(PageOwner):
         """See ``PageOwner``."""
         return self._table.find(storage)
 
-    def entry_of(self, storage: torch.UntypedStorage, tensor: torch.Tensor | None) -> Entry | None:
+    def entry_of(
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_new: bool = False
+    ) -> Entry | None:
         entry = self._table.find(storage)
         if entry is None and storage_nbytes(storage) >= self.min_size:
-            return self._register(storage, tensor)
+            return self._register(storage, tensor, is_new=is_new)
         return entry
 
     def _register(
-        self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_owned: bool = False
+        self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_owned: bool = False, is_new: bool = False
     ) -> Entry | None:
         if storage.device.type != self.kind or self._lost is not None:
             return None
@@ -110,6 +112,8 @@ class Session(PageOwner):
             else:
                 self._table.reap()
                 entry = self._table.add(storage, is_owned)
+            if not is_new:
+                self._table.home(entry).executor.adopt(entry)
             if self.fast_path.is_open and not entry.engine.is_roomy:
                 self.fast_path.close()
             if self._holds.keepers:

@@ -5,6 +5,7 @@ Who waits for whom (N5). "Home" is the stream for which a page's memory was allo
 1. A copy down waits for every stream that used the page.
 2. Home waits for the copy down before the memory is freed: it may be handed out again there at once. It waits, too,
    for every other stream that used the page since the copy was made, or of which there is no copy (but see 5).
+   What the program had before we saw it may belong to any stream: of such memory the allocator is told who uses it.
 3. A copy up waits for home at the moment of the allocation: whoever had the memory before may still be queued there.
    Home has waited for the program's current stream, which may still use what the program let go of.
    Home has waited for the copy down (2), so the copy up is behind that, too.
@@ -72,11 +73,13 @@ class _Use:
         home: see above. Until the first fetch, the stream on which the page was first seen.
         streams: those that may use it as it is: ``home``, and all that used it since it last came.
         arrived: passes when the last fetch is complete; None if we did not allocate its memory.
+        is_adopted: whether its memory may be that of another stream than ``home``.
     """
 
     home: Stream
     streams: set[Stream]
     arrived: StreamEvent | None = None
+    is_adopted: bool = False
 
 
 class StreamExecutor(Executor):
@@ -94,7 +97,6 @@ class StreamExecutor(Executor):
         self._device, self._host, self._disk = device, host, disk
         self._staging_bytes = staging_bytes
         self._out, self._in = device.new_stream(), device.new_stream()
-        self._first = device.current_stream()
         self._copies: dict[PageId, _Copy] = {}
         self._uses: dict[PageId, _Use] = {}
         self._retired: deque[tuple[list[StreamEvent], Slot]] = deque()
@@ -136,8 +138,7 @@ class StreamExecutor(Executor):
             for write in copy.writes:
                 self._wait(write.wait)
             if copy.done is not None:
-                for stream in self._owners(self._use_of(entry)):
-                    self._await(stream, copy.done)
+                self._await(self._use_of(entry).home, copy.done)
         except BaseException:
             self._give_up(entry)
             raise
@@ -150,22 +151,25 @@ class StreamExecutor(Executor):
         if storage is None:
             return
         if use.arrived is None:  # else the allocator was told of them (5)
-            self._let_finish(use)
+            self._let_finish(use, storage)
         try:
             self._device.free(storage)
         except KeyboardInterrupt:  # the pager cannot know how far that came, and takes the page for gone
             self._device.free(storage)
             raise
         finally:
-            use.streams, use.arrived = set(), None
+            use.streams, use.arrived, use.is_adopted = set(), None, False
 
-    def _let_finish(self, use: _Use) -> None:
+    def _let_finish(self, use: _Use, storage: torch.UntypedStorage) -> None:
         """The page's memory may be handed out again at once to its home, while other streams still use it: there is no
         copy to wait for, or they have read the page since that was made.
         """
-        for owner in self._owners(use):
-            for stream in use.streams - {owner}:
-                self._device.wait(owner, self._device.record(stream))
+        if use.is_adopted:
+            for stream in (self._out, *use.streams):
+                self._device.keep_for(storage, stream)
+            return
+        for stream in use.streams - {use.home}:
+            self._device.wait(use.home, self._device.record(stream))
 
     def recompute(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
         """On the page's home, to which its memory must belong (see ``start_fetch``)."""
@@ -175,12 +179,6 @@ class StreamExecutor(Executor):
             self.use(inputs)
             make()
         use.streams, use.arrived = {use.home}, self._device.record(use.home)
-
-    def _owners(self, use: _Use) -> set[Stream]:
-        """To whom the memory may go back. What is not of our making may belong to a stream on which the page was never
-        seen: most likely to the one on which the session began.
-        """
-        return {use.home, self._first} if use.arrived is None else {use.home}
 
     def _give_up(self, entry: Entry) -> None:
         """An eviction failed: no copy is under way any more when this returns."""
@@ -299,6 +297,9 @@ class StreamExecutor(Executor):
                 self._uses[entry.page] = _Use(current, {current})
             elif current not in use.streams:
                 self._join(current, use, entry)
+
+    def adopt(self, entry: Entry) -> None:
+        self._use_of(entry).is_adopted = True
 
     def _join(self, stream: Stream, use: _Use, entry: Entry) -> None:
         """``stream`` uses the page as well."""
