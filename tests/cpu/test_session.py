@@ -3,7 +3,6 @@
 import gc
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -495,40 +494,3 @@ def test_no_file_descriptor_is_left() -> None:
         with torch_lms.session(limit=0, min_size=1):
             (torch.ones(1000) + 1).sum()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-# -- torch.compile -----------------------------------------------------------------------------------------------------
-
-
-class _Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) + x
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
-def test_compiled_regions_stay_compiled_and_equal() -> None:
-    torch.manual_seed(0)
-    model, x = _Residual(), torch.randn(32, 64)
-    compiled = torch.compile(model, fullgraph=True)
-    torch._dynamo.utils.counters.clear()  # of other tests in this process
-
-    def gradients() -> list[torch.Tensor]:
-        model.zero_grad()
-        y = compiled(x)
-        y.sum().backward()
-        return [y.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
-
-    expected = gradients()
-    torch.compiler.reset()
-    with torch_lms.session(limit=0, min_size=1) as lms:
-        for _ in range(2):
-            torch_lms.reclaim()
-            assert all(map(torch.equal, gradients(), expected))
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-        lms.validate()
-    assert all(map(torch.equal, gradients(), expected))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3  # at most once more, never eager

@@ -1,12 +1,19 @@
-"""Regions that `torch.compile` made touch their arguments without dispatch (N11): these are held around each call."""
+"""Regions that `torch.compile` made touch their arguments without dispatch (N11): each call is one operation."""
 
+import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from functools import cache, wraps
+from dataclasses import dataclass
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any
 
+import torch
+
+from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import DYNAMO_RULES, Patches
+from torch_lms.capture.registry import Entry
+from torch_lms.capture.tensors import storage_of, tensors_among
+from torch_lms.capture.undo import Undo, generator_of, snapshot
 from torch_lms.import_hooks import once_imported
 
 _REGIONS_MODULE = "torch._inductor.output_code"
@@ -17,17 +24,58 @@ _OURS = (
     *(f"torch_lms.runtime.{name}" for name in ("backend", "fast_path", "holds", "page_table", "session")),
 )
 
+_CANNOT_RUN_AGAIN = (
+    "torch-lms: memory ran out inside a region compiled by torch.compile, which cannot be run again, since it may have "
+    "overwritten what it was given. From now on it has the device to itself. Lower the limit, so that more is free for "
+    "what it needs beside its arguments and results"
+)
+
+Inputs = Sequence[Any]
+"""Of a region. Most regions take a list, and empty it, so that what they no longer need can be freed meanwhile."""
+
+
+@dataclass(frozen=True)
+class _RegionUse(RawUse):
+    """A call of a region.
+
+    Attributes:
+        kind: of the devices whose storages are pages.
+    """
+
+    kind: str = "cpu"
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.kind)
+
+
+@dataclass(slots=True)
+class _Region:
+    """What is known of a region.
+
+    Attributes:
+        is_backward: whether it computes gradients. Then it needs room for those of what it is given, and may put them
+            where that was: nobody else needs it any more.
+        new_bytes: of the pages that its last call returned.
+        ran_out: whether memory ran out in one. From then on nothing stays beside it that can leave.
+    """
+
+    is_backward: bool
+    new_bytes: int = 0
+    ran_out: bool = False
+
 
 class CompiledRegions:
     """Patches the call of a compiled region, as soon as there can be any: importing the compiler takes seconds.
 
     Args:
-        hold: keeps the tensors among a region's arguments resident, and our own dispatch mode out of it. Is given the
-            arguments, and those of them that the region writes.
+        owner: of the pages.
     """
 
-    def __init__(self, hold: Callable[[Sequence[Any], Sequence[Any]], AbstractContextManager[None]]) -> None:
-        self._hold = hold
+    def __init__(self, owner: PageOwner) -> None:
+        self._owner = owner
+        self._use = _RegionUse("compiled region", kind=owner.kind)
+        self._regions: dict[int, _Region] = {}  # by their ids: they compare by value
         self._patches = Patches()
 
     def install(self) -> None:
@@ -44,16 +92,80 @@ class CompiledRegions:
         for name in _REGIONS:
             region = getattr(module, name, None)
             if region is not None:
-                self._patches.replace(region, "__call__", self._held(region.__call__))
+                self._patches.replace(region, "__call__", self._paged(region.__call__))
 
-    def _held(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _paged(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
-        def held(region: Any, inputs: Sequence[Any]) -> Any:
-            indices = getattr(region, "mutated_input_idxs", range(len(inputs)))
-            with self._hold(inputs, [inputs[index] for index in indices]):
-                return call(region, inputs)
+        def paged(region: Any, inputs: Inputs) -> Any:
+            return self._run(partial(call, region), region, inputs)
 
-        return held
+        return paged
+
+    def _run(self, call: Callable[[Inputs], Any], compiled: Any, inputs: Inputs) -> Any:
+        owner = self._owner
+        region = self._region(compiled)
+        writes = getattr(compiled, "mutated_input_idxs", range(len(inputs)))
+        written = owner.entries_of([inputs[index] for index in writes])
+        entries = owner.entries_of(inputs)
+        is_tight = owner.tight(entries)
+        new_bytes = self._room_needed(region, entries) if is_tight else 0
+        undo = self._snapshot([inputs[index] for index in writes]) if is_tight and not region.is_backward else None
+        owner.begin(self._use, entries, new_bytes)
+        try:
+            result = self._call(call, region, inputs, entries, undo)
+            made = [entry for entry in owner.entries_of((result,), is_new=True) if entry not in entries]
+            region.new_bytes = sum(entry.nbytes for entry in made)
+        finally:
+            owner.end(entries, written)
+        return result
+
+    def _region(self, compiled: Any) -> _Region:
+        region = self._regions.get(id(compiled))
+        if region is None:
+            is_backward = getattr(compiled, "fx_kwargs", {}).get("is_backward", True)
+            region = self._regions[id(compiled)] = _Region(is_backward)
+            weakref.finalize(compiled, self._regions.pop, id(compiled), None)
+        return region
+
+    def _room_needed(self, region: _Region, entries: list[Entry]) -> int:
+        """Bytes beside ``entries``. What is allocated inside nobody sees."""
+        held = sum(entry.nbytes for entry in entries)
+        if region.ran_out:
+            return max(region.new_bytes, self._owner.room_for_one_op(entries) - held)
+        return max(region.new_bytes, held) if region.is_backward else region.new_bytes
+
+    def _snapshot(self, written: list[Any]) -> Undo | None:
+        find = self._owner.find
+        tensors = tensors_among(written)
+        return snapshot(tensors, lambda tensor: find(storage_of(tensor)) is not None, generator_of(self._use.device))
+
+    def _call(
+        self, call: Callable[[Inputs], Any], region: _Region, inputs: Inputs, entries: list[Entry], undo: Undo | None
+    ) -> Any:
+        """Run the region; if memory runs out, once more with everything else gone, if that gives the same (N9)."""
+        owner = self._owner
+        kept = None if undo is None or region.ran_out else list(inputs)
+        try:
+            with owner.unseen():
+                return call(inputs)
+        except (RuntimeError, MemoryError) as error:
+            if not owner.is_out_of_memory(error):
+                raise
+            region.ran_out = True
+            if undo is None or kept is None:
+                error.add_note(_CANNOT_RUN_AGAIN)
+                raise
+        owner.recover(entries, region.new_bytes)
+        undo()
+        again = list(kept)
+        kept.clear()
+        try:
+            with owner.unseen():
+                return call(again)
+        except (RuntimeError, MemoryError) as error:
+            if not owner.is_out_of_memory(error):
+                raise
+            raise owner.does_not_fit("a compiled region", entries, region.new_bytes, error) from error
 
 
 @cache

@@ -33,6 +33,7 @@ from torch_lms.capture.tensors import (
     untyped_storage,
     wrappers_among,
 )
+from torch_lms.capture.undo import Undo, generator_of, snapshot
 
 _FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -330,7 +331,7 @@ class _Op(Use):
     kwargs: dict[str, Any]
     entries: list[Entry]
     new_bytes: int = 0
-    undo: Callable[[], None] | None = None
+    undo: Undo | None = None
     call: Call | None = None
 
     @property
@@ -362,29 +363,16 @@ class _Op(Use):
         shapes = [f"{t.dtype}{list(t.shape)}".removeprefix("torch.") for t in self.tensors if hasattr(t, "shape")]
         return f"{self.info.name}({', '.join(shapes)})"
 
-    def snapshot(self) -> Callable[[], None] | None:
-        """How to undo what a failed attempt may have done: random numbers drawn, small arguments written.
-
-        None if that is not possible: an argument that it writes is a page, or more than its elements; or nobody knows
-        what it does.
-        """
-        pages = {entry.key for entry in self.entries}
-        written = tensors_among(self.info.written_args(self.args, self.kwargs))
-        if self.info.opaque or any(id(storage_of(tensor)) in pages or not is_bare(tensor) for tensor in written):
+    def snapshot(self) -> Undo | None:
+        """How to undo what a failed attempt may have done; None if nobody can tell."""
+        if self.info.opaque:
             return None
         generator = _generator(self.device, self.kwargs) if self.info.seeded else None
         if self.info.seeded and generator is None:
             return None
-        state = generator.get_state() if generator is not None else None
-        copies = [(tensor, tensor.clone()) for tensor in written]
-
-        def undo() -> None:
-            if generator is not None and state is not None:
-                generator.set_state(state)
-            for tensor, copy in copies:
-                tensor.copy_(copy)
-
-        return undo
+        pages = {entry.key for entry in self.entries}
+        written = tensors_among(self.info.written_args(self.args, self.kwargs))
+        return snapshot(written, lambda tensor: id(storage_of(tensor)) in pages, generator)
 
 
 def _is_traced() -> bool:
@@ -395,15 +383,4 @@ def _is_traced() -> bool:
 def _generator(device: torch.device, kwargs: dict[str, Any]) -> torch.Generator | None:
     """The generator that an operation on ``device`` draws from, if that is known."""
     given = kwargs.get("generator")
-    if isinstance(given, torch.Generator):
-        return given
-    if device.type == "cpu":
-        return torch.default_generator
-    module = getattr(torch, device.type, None)  # there is none for "meta"
-    generators = getattr(module, "default_generators", ())  # empty before the device is initialized
-    if not generators:
-        return None
-    generator: torch.Generator = generators[
-        torch.accelerator.current_device_index() if device.index is None else device.index
-    ]
-    return generator
+    return given if isinstance(given, torch.Generator) else generator_of(device)

@@ -1,15 +1,16 @@
 """Whoever owns the pages, as capture sees it: what it is told, and what it is asked."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
+from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
 
 
 class Use(ABC):
@@ -105,6 +106,12 @@ class PageOwner(ABC):
             tensor: one that shows it.
             is_new: whether an operation on the current stream has just allocated it.
         """
+
+    def entries_of(self, values: Iterable[Any], is_new: bool = False) -> list[Entry]:
+        """The pages of the tensors among ``values``, each once. ``is_new``: see ``entry_of``."""
+        with no_torch_function():
+            found = {self.entry_of(storage_of(t), t, is_new): None for t in tensors_among(values)}
+        return [entry for entry in found if entry is not None]
 
     @abstractmethod
     def retyped(self, tensor: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ class Session(PageOwner):
         self.mode = LmsMode(self)
         self._interrupts = Interrupts(self._interrupt)
         self._patches = RawPatches(self, options.kind)
-        self._compiled = CompiledRegions(self._held_for_region)
+        self._compiled = CompiledRegions(self)
         self._coalescing = Coalescing()
         self._patches.install()
         self._compiled.install()
@@ -305,18 +305,7 @@ class Session(PageOwner):
         tensors = tensors_within(what)
         if not tensors:
             raise UsageError(f"pinned() takes a tensor, a module, or a list or dict of them; got {what!r}")
-        with self._held(tensors):
-            yield
-
-    @contextmanager
-    def _held_for_region(self, inputs: Sequence[Any], written: Sequence[Any]) -> Iterator[None]:
-        with self._held(tensors_among(inputs), tensors_among(written)), self.mode.left_out():
-            yield
-
-    @contextmanager
-    def _held(self, tensors: list[Any], written: Sequence[Any] = ()) -> Iterator[None]:
-        changed = set(pages_of(self._entries_of(written)))
-        with self._held_entries(self._entries_of(tensors), changed):
+        with self._held_entries(self.entries_of(tensors)):
             yield
 
     @contextmanager
@@ -341,12 +330,6 @@ class Session(PageOwner):
         with self.lock:
             self._reap()
             backend.engine.unpinned(pages, written)
-
-    def _entries_of(self, tensors: Iterable[Any]) -> list[Entry]:
-        """The pages of ``tensors``, each once."""
-        with no_torch_function():
-            found = {self.entry_of(storage_of(t), t): None for t in tensors_among(tensors)}
-        return [entry for entry in found if entry is not None]
 
     # -- optimizers --------------------------------------------------------------------------------------------------
 
@@ -376,8 +359,8 @@ class Session(PageOwner):
             expected: those that will be.
             hold: keep ``tensors`` on the device, if that has room for all.
         """
-        entries = self._entries_of(tensors)
-        seen = Seen(set() if self.fast_path.is_open else set(pages_of(self._entries_of(expected))))
+        entries = self.entries_of(tensors)
+        seen = Seen(set() if self.fast_path.is_open else set(pages_of(self.entries_of(expected))))
         with ExitStack() as held:
             if not (hold and self._is_held(entries, held)):
                 self._take_for_written(entries)
