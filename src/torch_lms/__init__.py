@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         session,
         stats,
         step,
+        touched,
     )
     from torch_lms.runtime.stats import Stats
 
@@ -66,6 +67,7 @@ __all__ = [
     "session",
     "stats",
     "step",
+    "touched",
     "trace_step",
 ]
 

@@ -17,7 +17,7 @@ from torch_lms.capture.composites import Composites
 from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
-from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among
+from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among, tensors_within
 from torch_lms.errors import UnsupportedError
 from torch_lms.import_hooks import once_imported
 
@@ -84,7 +84,7 @@ class RawPatches:
         self._kind = kind
         self._patches = Patches()
         self._composites = Composites(self._holding)
-        self._saving = threading.local()
+        self._borrowers = threading.local()
 
     def install(self) -> None:
         """Put the patches in place."""
@@ -104,6 +104,7 @@ class RawPatches:
         self._patch_scripts()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
+        self._patch_once_imported("triton.runtime.jit", self._patch_triton)
         self._patch_once_imported("torch._subclasses.meta_utils", self._patch_meta_utils)
         self._patch_once_imported("torch._subclasses.fake_tensor", self._patch_fake_tensor)
         if self._kind == "cpu":
@@ -142,6 +143,9 @@ class RawPatches:
 
     def _patch_safetensors(self, name: str) -> None:
         self._around_all({import_module(name): ("save", "save_file")}, self._saving_raw)
+
+    def _patch_triton(self, name: str) -> None:
+        self._patches.around(import_module(name).JITFunction, "run", self._launching)
 
     def _patch_meta_utils(self, name: str) -> None:
         """Patch what makes fake tensors: they copy real ones where dispatch is off."""
@@ -261,27 +265,36 @@ class RawPatches:
             return call(*args, **kwargs)
 
     def _saving_raw(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hold pages whose addresses are asked for until the end.
+        """The addresses of all that is saved are gathered before the first is used, and forgotten at the end."""
+        with self._borrowing(writes=False):
+            return call(*args, **kwargs)
 
-        The addresses of all that is saved are gathered before the first is used, and forgotten at the end.
-        """
-        before = getattr(self._saving, "held", None)
-        with ExitStack() as held:
-            self._saving.held = held
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._saving.held = before
+    def _launching(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A kernel may write whatever it is given. It is launched when this returns, and streams have an order."""
+        given = self._any(tensors_within((args, kwargs)))
+        with self._touching(given, written=True), self._borrowing(writes=True):
+            return call(*args, **kwargs)
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def _export(self, values: Iterable[Any], reason: str) -> None:
         entries = self._any(values)
-        held: ExitStack | None = getattr(self._saving, "held", None)
-        if held is not None:
-            held.enter_context(self._touching(entries, written=False))
+        borrow: Callable[[list[Entry]], None] | None = getattr(self._borrowers, "borrow", None)
+        if borrow is not None:
+            borrow(entries)
         elif entries:
             self._told.export(entries, reason)
+
+    @contextmanager
+    def _borrowing(self, writes: bool) -> Iterator[None]:
+        """Inside, pages whose addresses this thread asks for stay until the end, and no longer."""
+        before = getattr(self._borrowers, "borrow", None)
+        with ExitStack() as held:
+            self._borrowers.borrow = lambda entries: held.enter_context(self._touching(entries, writes))
+            try:
+                yield
+            finally:
+                self._borrowers.borrow = before
 
     @contextmanager
     def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:

@@ -31,6 +31,11 @@ from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.units import format_bytes
 
+_PIN_FIRST = (
+    "What LMS does not see may find a tensor evicted, or write one that others depend on. Have it run inside "
+    "`with torch_lms.pinned(tensor):`, which also counts as written what is pinned"
+)
+
 
 class Session(PageOwner):
     """Pages of all devices of one kind.
@@ -301,12 +306,33 @@ class Session(PageOwner):
 
     @contextmanager
     def pinned(self, what: Any) -> Iterator[None]:
-        """Keep the tensors in ``what`` (a tensor, a module, or a nest of them) on the device."""
+        """Keep the tensors in ``what`` (a tensor, a module, or a nest of them) on the device; they may be written."""
         tensors = tensors_within(what)
         if not tensors:
             raise UsageError(f"pinned() takes a tensor, a module, or a list or dict of them; got {what!r}")
-        with self._held_entries(self.entries_of(tensors)):
+        entries = self.entries_of(tensors)
+        with self._held_entries(entries, set(pages_of(entries))):
             yield
+
+    def touched(self, tensors: Any) -> None:
+        """Something that shows no operation has written ``tensors``.
+
+        Raises:
+            UsageError: there are none, or it cannot have found one there; or what depends on one is lost.
+        """
+        entries = self.entries_of(tensors_within(tensors))
+        if not entries and not tensors_within(tensors):
+            raise UsageError(f"touched() takes tensors that were written; got {tensors!r}")
+        with self.lock:
+            self._reap()
+            for backend, its in self._table.group(entries):
+                book = backend.engine.pager.book
+                pages = pages_of(its)
+                if not all(book[page].state.on_device for page in pages):
+                    raise UsageError(f"touched() was told of a tensor that is not on the device. {_PIN_FIRST}")
+                if backend.engine.pager.recipes.dependents(pages):
+                    raise UsageError(f"touched() was told of a tensor from which others are recomputed. {_PIN_FIRST}")
+                backend.engine.op_ends((), pages)
 
     @contextmanager
     def _held_entries(self, entries: list[Entry], written: Container[PageId] = ()) -> Iterator[None]:
