@@ -83,6 +83,8 @@ class Run:
         for step in range(STEPS):
             self._body(weights, step)
             self._end_step()
+        for weight in weights:
+            self._use(0, weight)
         found = [weight.tensor.cpu() for weight in weights]
         for stream in self._streams:  # the next program's may be the same ones
             stream.synchronize()

@@ -181,3 +181,27 @@ def test_traces_tell_what_is_done_in_parts() -> None:
     assert parts is trace.split
     assert less.largest_op < need.largest_op
     assert less.stock == need.stock
+
+
+@pytest.mark.parametrize("settings", [{"foreach": True}, {"fused": True}])
+def test_an_optimizer_that_fits_works_in_runs_of_an_eighth_of_the_limit(settings: dict[str, bool]) -> None:
+    """As one operation it would pin all of what it uses, and nothing could come or leave beside it."""
+
+    def train() -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(24)))
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).square().mean().backward()
+            optimizer.step()
+        return list(model.parameters())
+
+    expected = train()
+    nbytes = 64 * 64 * 4
+    limit = 24 * 5 * nbytes  # parameters, gradients and two states would fit
+    with torch_lms.session(limit=limit, min_size=1024) as lms:
+        assert same_bits(train(), expected)
+        lists = [op for op in lms.trace().ops if "_foreach_" in op.name or "_fused_" in op.name]
+    assert len(lists) >= 8
+    assert max(len(op.pages) * nbytes for op in lists) <= limit // 8

@@ -174,6 +174,8 @@ class LmsMode(TorchDispatchMode):
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         most = self._owner.room_for_one_op(entries)
+        if info.list_args:
+            most //= split.RUNS
         is_large = sum(map(_nbytes_of, entries)) + op.new_bytes > most
         result = self._run_large(op, most) if is_large else self._execute(op)
         if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:

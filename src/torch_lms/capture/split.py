@@ -24,6 +24,10 @@ _CONVOLVED = 1
 _OUTPUT_MASK = 10
 """Position among its arguments: which of the gradients of input, weight and bias are wanted."""
 
+RUNS = 8
+"""A list that is treated index by index is split into runs of at most this part of the limit. So the pages of the next
+run can come, and those of the last leave, while one is computed."""
+
 _EMPTY_BY_TRADITION = (0,)
 """The shape of an empty tensor that ``cat`` takes beside tensors of any other shape."""
 

@@ -14,6 +14,7 @@ from torch_lms.capture.mode import LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.split import RUNS
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
@@ -178,7 +179,7 @@ class Session(PageOwner):
         if not engine.is_roomy:
             return True
         # Wherever they are: what is split must not depend on that (N10).
-        return sum([entry.nbytes for entry in entries]) * 2 >= engine.pager.limit
+        return sum([entry.nbytes for entry in entries]) * RUNS >= engine.pager.limit
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
         engine = entries[0].engine if entries else self._default.engine
