@@ -62,7 +62,14 @@ MUTANTS = (
     Mutant(
         "a copy down: for the streams that used the page",
         "streams",
-        "self._device.wait(self._out, self._device.record(stream))",
+        "self._device.wait(self._out, self._device.record(stream) if mark is None else mark)",
+    ),
+    Mutant("a copy down: for the page to come", "streams", "self._device.wait(self._out, use.arrived)"),
+    Mutant(
+        "a copy down: for the last use, not one before",
+        "streams",
+        "self._marks.first_after(stream, last_use)",
+        "self._marks.first_after(stream, last_use - 1)",
     ),
     Mutant("freeing after a copy: for that copy", "streams", "self._await(stream, copy.done)"),
     Mutant(

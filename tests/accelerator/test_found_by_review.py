@@ -7,8 +7,9 @@ import torch
 
 import torch_lms
 from tests import accelerator
-from torch_lms.runtime import calibrate
+from torch_lms.runtime import api, calibrate
 from torch_lms.runtime.limits import auto_limit
+from torch_lms.runtime.streams import StreamExecutor
 
 MIB = 1 << 20
 
@@ -120,3 +121,30 @@ def test_memory_of_a_stream_that_lms_never_saw_is_not_handed_out_before_it_was_r
             assert float(z[-1]) == 1
         assert float(x.sum().cpu()) == 7 * MIB
         assert float(y.sum().cpu()) == 14 * MIB
+
+
+def test_a_copy_down_waits_for_the_last_use_of_its_page_alone(module: ModuleType, device: torch.device) -> None:
+    """Reactively, too, it runs beside what the device was asked for since."""
+    module.schedule("lazy")
+    with torch_lms.session(limit=9 * MIB, policy="reactive") as lms:
+        idle, busy = full(MIB, 1, device), full(MIB, 2, device)
+        late = full(MIB, 3, device)  # the two others cannot both stay
+        lms.step()  # room is short: what follows is recorded
+        idle.add_(1)
+        for _ in range(8):
+            busy.mul_(1)
+        since = module.Event()
+        since.record()
+        session = api.current_session()
+        assert session is not None
+        entry = session.find(torch._C.TensorBase.untyped_storage(idle))
+        assert entry is not None
+        late.add_(1)  # now idle leaves
+        with session.standing_still() as (backend,):
+            assert isinstance(backend.executor, StreamExecutor)
+            done = backend.executor._copies[entry.page].done
+        assert done is not None
+        done.synchronize()
+        assert not since.query()
+        module.schedule("eager")
+    assert [float(tensor[-1]) for tensor in (idle, busy, late)] == [2, 2, 4]

@@ -93,7 +93,7 @@ def test_stalls_are_what_the_programs_stream_waits(device: TimedDevice, rig: Rig
         train(device, 6)
         stats = session.stats()
         assert stats.stall_s == device.at_s[device.main] - device.uses > 0
-        assert (stats.hidden_fraction == 0) == (policy == "reactive")
+        assert stats.hidden_fraction > 0
 
 
 def test_seconds_of_operations_are_those_of_the_device_without_its_waits(device: TimedDevice, rig: Rig) -> None:

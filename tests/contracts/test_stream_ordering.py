@@ -482,6 +482,31 @@ def test_a_fetched_page_is_there_for_every_stream(pages: Pages, tier: Tier) -> N
     pages.evict(entry, tier)
 
 
+def test_of_many_copies_under_way_only_the_next_in_each_direction_is_asked(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [pages.new(4_000, seed) for seed in range(12)]
+    for _, entry in made[:6]:
+        pages.evict(entry)
+    for _, entry in made[:6]:
+        pages.executor.start_fetch(entry)
+    for _, entry in made[6:]:
+        pages.executor.start_evict(entry, Tier.HOST)
+    asked: list[Any] = []
+    reached = pages.device.reached
+    monkeypatch.setattr(pages.device, "reached", lambda event: asked.append(event) or reached(event))
+    assert pages.executor.landed() == []
+    assert len(asked) == 2
+    done = pages.executor._copies[made[2][1].page].read
+    assert done is not None
+    pages.device.synchronize(done)
+    assert pages.executor.landed() == [entry.page for _, entry in made[:3]]
+    for _, entry in made[:6]:
+        pages.executor.finish_fetch(entry)
+    for _, entry in made[6:]:
+        pages.executor.finish_evict(entry)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_the_allocator_is_told_who_uses_memory_of_unknown_origin(told: bool, tmp_path: Path) -> None:
     """A tensor older than the session, first seen on a side stream: its memory is the main stream's."""

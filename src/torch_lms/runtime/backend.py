@@ -65,7 +65,6 @@ class DeviceBackend:
         self.device = device
         self.executor = executor
         self.tiers = executor.tiers
-        self.mark = executor.clock.mark
         self.landed = executor.landed
         self.grows = executor.grows
         self._entries: dict[PageId, Entry] = {}
@@ -115,7 +114,7 @@ class DeviceBackend:
         try:
             match action:
                 case StartEvict():
-                    self.executor.start_evict(entry, action.tier)
+                    self.executor.start_evict(entry, action.tier, self.engine.pager.book[entry.page].last_use)
                 case FinishEvict():
                     self.executor.finish_evict(entry)
                 case Release():
@@ -148,6 +147,10 @@ class DeviceBackend:
         """See ``engine.Backend``."""
         if self.executor.has_streams:
             self.executor.use([self._entries[page] for page in pages])
+
+    def mark(self) -> Mark:
+        """See ``engine.Backend``."""
+        return self.executor.mark(self.engine.pager.view.tick)
 
     def seconds(self, mark: Mark) -> float:
         """See ``engine.Backend``."""

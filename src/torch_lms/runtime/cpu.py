@@ -1,6 +1,7 @@
 """Without an accelerator: RAM is the device, and pages go to the disk."""
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,7 +52,10 @@ class CpuExecutor(Executor):
         """All of it where operations use every core: one that copies keeps the others waiting at the end of each."""
         return float(torch.get_num_threads() >= len(os.sched_getaffinity(0)))
 
-    def start_evict(self, entry: Entry, tier: Tier) -> None:
+    def forget_marks(self) -> None:
+        """There are none: what the program asked for is done."""
+
+    def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
         if self._heap is None:
             self._heap = Heap()
         storage = entry()

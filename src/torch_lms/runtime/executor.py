@@ -1,6 +1,7 @@
 """Performs the pager's actions on storages. One executor for each kind of device."""
 
 import ctypes
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -9,7 +10,7 @@ import torch
 
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.residency import PageId, Tier
-from torch_lms.runtime.clock import Clock
+from torch_lms.runtime.clock import Clock, Mark
 from torch_lms.timeline import Span
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
@@ -47,9 +48,17 @@ class Executor(ABC):
         """Share of a copy's time that the program loses though it does not wait for it."""
         return 0.0
 
+    def mark(self, tick: int) -> Mark:
+        """Now, which is ``tick`` counted in operations: all that used a page before that tick has been asked for."""
+        return self.clock.mark()
+
     @abstractmethod
-    def start_evict(self, entry: Entry, tier: Tier) -> None:
-        """Start to copy the page down.
+    def forget_marks(self) -> None:
+        """Pages were used without a tick since the last mark."""
+
+    @abstractmethod
+    def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
+        """Start to copy the page down. ``last_use``: the tick of its last use, at most the present one.
 
         Raises:
             StoreError: the tier has no room; nothing changed.

@@ -80,6 +80,8 @@ class FastPath:
             return
         self.is_open = False
         self._reap()
+        for backend in self._table.backends:
+            backend.executor.forget_marks()
         to_pin: dict[Engine, tuple[PageId, ...]] = {}
         for thread, entries in list(self._on_it.items()):
             for backend, its in self._table.group(entries):

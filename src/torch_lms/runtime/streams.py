@@ -2,7 +2,8 @@
 
 Who waits for whom (N5). "Home" is the stream for which a page's memory was allocated, and to which it goes back.
 
-1. A copy down waits for every stream that used the page.
+1. A copy down waits for every stream that used the page: for the first mark there after the page's last use, so that it
+   runs beside what the stream was asked since.
 2. Home waits for the copy down before the memory is freed: it may be handed out again there at once. It waits, too,
    for every other stream that used the page since the copy was made, or of which there is no copy (but see 5).
    What the program had before we saw it may belong to any stream: of such memory the allocator is told who uses it.
@@ -21,6 +22,7 @@ A page under way has its storage held, so the program cannot end it; and each st
 can come when a step is done and the pager has not heard of it yet.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ from torch_lms.runtime.clock import StreamClock
 from torch_lms.runtime.device import Stream, StreamDevice, StreamEvent
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.staging import Staging
+from torch_lms.runtime.stream_marks import StreamMarks
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
@@ -102,11 +105,20 @@ class StreamExecutor(Executor):
         self._retired: deque[tuple[list[StreamEvent], Slot]] = deque()
         self._staging: Staging | None = None
         self._under_way: dict[PageId, _Copy] = {}
+        self._marks = StreamMarks()
         self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
+
+    def mark(self, tick: int) -> StreamEvent:
+        event = self.clock.mark()
+        self._marks.add(self._device.current_stream(), tick, event)
+        return event
+
+    def forget_marks(self) -> None:
+        self._marks = StreamMarks()
 
     # -- down --------------------------------------------------------------------------------------------------------
 
-    def start_evict(self, entry: Entry, tier: Tier) -> None:
+    def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
         storage = entry()
         if storage is None:
             return
@@ -114,8 +126,7 @@ class StreamExecutor(Executor):
         copy = self._copies[entry.page] = _Copy(tier, self._reserve(tier, entry.nbytes), storage=storage)
         self._under_way[entry.page] = copy
         try:
-            for stream in self._use_of(entry).streams:
-                self._device.wait(self._out, self._device.record(stream))
+            self._await_uses(self._use_of(entry), last_use)
             source = self._device.bytes_of(storage)
             began = self._device.record(self._out)
             if tier is Tier.HOST:
@@ -128,6 +139,14 @@ class StreamExecutor(Executor):
         except BaseException:
             self._give_up(entry)
             raise
+
+    def _await_uses(self, use: _Use, last_use: int) -> None:
+        """Copies down wait until the page has come, and was used for the last time."""
+        if use.arrived is not None:
+            self._device.wait(self._out, use.arrived)
+        for stream in use.streams:
+            mark = self._marks.first_after(stream, last_use)
+            self._device.wait(self._out, self._device.record(stream) if mark is None else mark)
 
     def finish_evict(self, entry: Entry) -> None:
         """The host waits only for the disk."""
@@ -250,7 +269,17 @@ class StreamExecutor(Executor):
         copy.storage = None
 
     def landed(self) -> list[PageId]:
-        return [page for page, copy in self._under_way.items() if self._has_landed(copy)]
+        """Copies in one direction end in their order: behind one that has not ended none need be asked."""
+        found = []
+        pending = {False: False, True: False}
+        for page, copy in self._under_way.items():
+            if pending[copy.is_up]:
+                continue
+            if self._has_landed(copy):
+                found.append(page)
+            else:
+                pending[copy.is_up] = True
+        return found
 
     @property
     def made(self) -> int:
