@@ -320,7 +320,7 @@ def _new_executor(device: torch.device, options: Options) -> Executor:
     if device.type == "cpu":
         return CpuExecutor(disk)
     accelerator = AcceleratorDevice(device)
-    return StreamExecutor(accelerator, HostStore(options.host_limit, accelerator.page_lock), disk)
+    return StreamExecutor(accelerator, HostStore(options.host_limit, accelerator.page_lock, works_ahead=True), disk)
 
 
 def _before_fork() -> None:

@@ -13,10 +13,18 @@ import torch
 from torch_lms.errors import InvariantError, StoreError, StoreFullError
 from torch_lms.stores.base import Pending, Slot, Store
 from torch_lms.stores.extents import Extents
+from torch_lms.stores.io_pool import IoThread
 from torch_lms.units import format_bytes
 
 _GRAIN = 4096
 """What the system locks; also keeps every page's copy aligned for the device's copy engines."""
+
+_MAX_SLAB = 2 << 30
+"""Slabs grow with what is locked already: to lock takes some tenths of a second for each gigabyte."""
+
+_SHARE_OF_LOCKED = 4
+_FEW_PAGES = 8
+"""A slab that holds fewer pages than that holds a whole number of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,16 +68,27 @@ class HostStore(Store):
     Args:
         capacity: most bytes of all slabs together.
         page_lock: gives a page-locked 1-D uint8 tensor of exactly so many bytes. May raise RuntimeError or MemoryError.
-        slab_bytes: what is asked of it at a time. Locking is slow, and one lock costs the same for any size.
+        slab_bytes: the least that is asked of it at a time, but for what ``capacity`` leaves.
+        works_ahead: whether a thread locks the next slab while the last one fills.
     """
 
     name = "host"
 
-    def __init__(self, capacity: int, page_lock: Callable[[int], torch.Tensor], slab_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_lock: Callable[[int], torch.Tensor],
+        slab_bytes: int = 256 << 20,
+        works_ahead: bool = False,
+    ) -> None:
         self._capacity = capacity
         self._page_lock = page_lock
         self._slab_bytes = slab_bytes
+        self._works_ahead = works_ahead
         self._lock = threading.Lock()
+        self._is_done = threading.Condition(self._lock)
+        self._worker: IoThread | None = None
+        self._ahead_bytes = 0  # that the worker is locking
         self._closed = False
         self._extents = Extents(_GRAIN)
         self._slabs: list[_Slab] = []  # by base
@@ -95,10 +114,13 @@ class HostStore(Store):
             if self._closed:
                 raise StoreError("the host store is closed")
             offset = self._extents.take(nbytes)
-            if offset is None:
-                self._add_slab(self._extents.rounded(nbytes))
+            while offset is None:
+                if self._ahead_bytes:
+                    self._is_done.wait()
+                else:
+                    self._add_slab(self._extents.rounded(nbytes))
                 offset = self._extents.take(nbytes)
-            assert offset is not None, "a new slab holds what it was made for"
+            self._work_ahead(self._extents.rounded(nbytes))
             self._pages[offset] = self._view(offset, nbytes)
             return Slot(offset, self._extents.rounded(nbytes), nbytes)
 
@@ -132,6 +154,10 @@ class HostStore(Store):
     def close(self) -> None:
         with self._lock:
             self._closed = True
+            worker = self._worker
+        if worker is not None:
+            worker.join()
+        with self._lock:
             self._pages.clear()
             self._slabs.clear()
             self._extents = Extents(_GRAIN)
@@ -158,14 +184,49 @@ class HostStore(Store):
         self._drop_slabs(needed)
         if self._room() < needed:
             raise self._full(needed, "raise host_limit, or let pages go to disk")
-        memory = self._locked(min(max(needed, self._slab_bytes), self._room()), needed)
+        self._append(self._locked(self._slab_size(needed), needed))
+
+    def _append(self, memory: torch.Tensor) -> None:
         # a gap: no page may lie across two slabs
         base = self._extents.grow(memory.nbytes, gap=_GRAIN)
         array = torch._C.TensorBase.numpy(memory)  # which is never patched: slabs are no pages
         self._slabs.append(_Slab(base, memory, array))
 
+    def _slab_size(self, needed: int) -> int:
+        """Of the next slab, for pages of ``needed`` bytes."""
+        nbytes = max(self._slab_bytes, min(self._extents.total_bytes // _SHARE_OF_LOCKED, _MAX_SLAB))
+        if needed * _FEW_PAGES > nbytes:
+            nbytes = max(nbytes // needed, 1) * needed
+        return min(nbytes // _GRAIN * _GRAIN, self._room())
+
     def _room(self) -> int:
-        return (self._capacity - self._extents.total_bytes) // _GRAIN * _GRAIN
+        return (self._capacity - self._extents.total_bytes - self._ahead_bytes) // _GRAIN * _GRAIN
+
+    # -- ahead -------------------------------------------------------------------------------------------------------
+
+    def _work_ahead(self, needed: int) -> None:
+        """Start to lock the next slab, if less than half of one is left."""
+        if not self._works_ahead or self._ahead_bytes:
+            return
+        wanted = self._slab_size(needed)
+        unused = self._extents.total_bytes - self._extents.used_bytes
+        if wanted < needed or unused * 2 >= wanted:
+            return
+        self._ahead_bytes = wanted
+        self._worker = IoThread(self._lock_ahead, "torch-lms-page-lock")
+        self._worker.start()
+
+    def _lock_ahead(self) -> None:
+        memory = None
+        try:
+            memory = self._page_lock(self._ahead_bytes)
+        except (RuntimeError, MemoryError):
+            self._works_ahead = False  # whoever needs it will be told why
+        with self._lock:
+            self._ahead_bytes = 0
+            if memory is not None and not self._closed:
+                self._append(memory)
+            self._is_done.notify_all()
 
     def _locked(self, wanted: int, needed: int) -> torch.Tensor:
         try:
