@@ -1,5 +1,6 @@
 """What a review of the GPU path found, and what the test accelerator showed."""
 
+import time
 from types import ModuleType
 
 import pytest
@@ -139,7 +140,7 @@ def test_a_copy_down_waits_for_the_last_use_of_its_page_alone(module: ModuleType
         assert session is not None
         entry = session.find(torch._C.TensorBase.untyped_storage(idle))
         assert entry is not None
-        late.add_(1)  # now idle leaves
+        last = full(MIB, 5, device)  # now idle leaves
         with session.standing_still() as (backend,):
             assert isinstance(backend.executor, StreamExecutor)
             done = backend.executor._copies[entry.page].done
@@ -147,4 +148,27 @@ def test_a_copy_down_waits_for_the_last_use_of_its_page_alone(module: ModuleType
         done.synchronize()
         assert not since.query()
         module.schedule("eager")
-    assert [float(tensor[-1]) for tensor in (idle, busy, late)] == [2, 2, 4]
+    assert [float(tensor[-1]) for tensor in (idle, busy, late, last)] == [2, 2, 3, 5]
+
+
+def test_a_cache_that_has_grown_goes_back_where_libraries_find_little(module: ModuleType, device: torch.device) -> None:
+    """They allocate beside PyTorch. What the steps need again is not given back each time."""
+    module.empty_cache()
+    module.set_capacity(240 * MIB)
+    with torch_lms.session(limit=200 * MIB, policy="reactive") as lms:
+
+        def step(sizes: list[int]) -> int:
+            kept = [full(size, 1, device) for size in sizes]
+            del kept
+            before = lms.stats().reserved_bytes
+            time.sleep(0.11)  # it is not looked at more often
+            lms.step()
+            return before - lms.stats().reserved_bytes
+
+        assert step([MIB]) >= 4 * MIB
+        assert step([10 * MIB]) >= 40 * MIB
+        assert step([10 * MIB]) == 0
+        assert lms.stats().allocated_bytes < lms.stats().reserved_bytes
+        assert "reserved" in str(lms.stats())
+        module.set_capacity(2000 * MIB)
+        assert step([30 * MIB]) == 0  # enough is free

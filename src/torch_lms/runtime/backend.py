@@ -24,6 +24,7 @@ from torch_lms.pager import (
 from torch_lms.planner import make_plan
 from torch_lms.policy import Planned
 from torch_lms.residency import PageId
+from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.options import Options
@@ -55,6 +56,7 @@ class DeviceBackend:
     Attributes:
         engine: of the device; ``new_backend`` sets it.
         plans: that it follows; None if the policy makes none.
+        allocator: PyTorch's own of the device; None for the CPU, where the system has that part.
     """
 
     engine: Engine
@@ -65,6 +67,7 @@ class DeviceBackend:
         self.device = device
         self.executor = executor
         self.tiers = executor.tiers
+        self.allocator = None if device.type == "cpu" else Allocator(device)
         self.landed = executor.landed
         self.grows = executor.grows
         self._entries: dict[PageId, Entry] = {}

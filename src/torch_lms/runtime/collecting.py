@@ -20,6 +20,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
     ledgers = [engine.pager.book.ledger for engine in engines]
     plans = [backend.plans for backend in backends if backend.plans is not None]
     recoveries = sum(engine.recoveries for engine in engines)
+    allocators = [backend.allocator for backend in backends if backend.allocator is not None]
     stall_s = sum(backend.executor.stall_s for backend in backends)
     busy_s = sum(engine.busy_s for engine in engines)
     return Stats(
@@ -28,6 +29,8 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         limit_bytes=sum(engine.pager.limit for engine in engines),
         resident_bytes=sum(ledger.device for ledger in ledgers),
         peak_resident_bytes=sum(ledger.peak_device for ledger in ledgers),
+        allocated_bytes=sum(allocator.allocated_bytes for allocator in allocators),
+        reserved_bytes=sum(allocator.reserved_bytes for allocator in allocators),
         evicted_bytes=sum(c.evicted_bytes for c in counters),
         evictions=sum(c.evictions for c in counters),
         fetched_bytes=sum(c.fetched_bytes for c in counters),

@@ -22,20 +22,21 @@ class AutoLimit:
     whole: int
 
 
+def margin(whole: int) -> int:
+    """Bytes to leave free of ``whole``."""
+    return max(_MIN_MARGIN, int(whole * _MARGIN_SHARE))
+
+
 def auto_limit(device: torch.device) -> AutoLimit:
     """What ``device`` can still hold now, less a margin."""
     return _of_host() if device.type == "cpu" else _of_accelerator(device)
-
-
-def _less_margin(nbytes: int, of: int) -> int:
-    return max(0, nbytes - max(_MIN_MARGIN, int(of * _MARGIN_SHARE)))
 
 
 def _of_host() -> AutoLimit:
     memory = read_host_memory()
     name, free = memory.binding()
     wholes = {"RLIMIT_DATA": memory.rlimit_data, "RLIMIT_AS": memory.rlimit_as, "cgroup limit": memory.cgroup_limit}
-    return AutoLimit(_less_margin(free, of=free), name, wholes.get(name) or memory.total)
+    return AutoLimit(max(0, free - margin(free)), name, wholes.get(name) or memory.total)
 
 
 def _of_accelerator(device: torch.device) -> AutoLimit:
@@ -46,4 +47,4 @@ def _of_accelerator(device: torch.device) -> AutoLimit:
     reason = "device memory" if fraction >= 1 else f"per-process fraction {fraction:.3g} of device memory"
     cached = reserved - module.memory_allocated(device)
     left = min(free, max(0, allowed - reserved)) + cached
-    return AutoLimit(_less_margin(left, of=allowed), reason, allowed)
+    return AutoLimit(max(0, left - margin(allowed)), reason, allowed)

@@ -426,6 +426,8 @@ class Session(PageOwner):
             for backend in backends:
                 backend.engine.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
                 backend.engine.step_ended()
+                if backend.allocator is not None:
+                    backend.allocator.shed()
             self.fast_path.open_if_all_fits()
             for backend in backends:
                 backend.engine.step_begins(is_short=not self.fast_path.is_open)

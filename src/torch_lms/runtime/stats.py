@@ -35,6 +35,8 @@ class Stats:
         limit_bytes: the limit in force now.
         resident_bytes: on the device now.
         peak_resident_bytes: the most there has been on the device.
+        allocated_bytes, reserved_bytes: what PyTorch's allocator has given out on an accelerator now, pages or not, and
+            that with what it has cached; 0 on the CPU.
         evicted_bytes, evictions: copied from the device to a lower tier.
         fetched_bytes, fetches: copied back.
         recomputed_bytes: recomputed instead of fetched.
@@ -61,6 +63,8 @@ class Stats:
     limit_bytes: int = 0
     resident_bytes: int = 0
     peak_resident_bytes: int = 0
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
     evicted_bytes: int = 0
     evictions: int = 0
     fetched_bytes: int = 0
@@ -86,6 +90,12 @@ class Stats:
         """Plain values, for JSON."""
         return asdict(self)
 
+    def _of_allocator(self) -> list[str]:
+        if not self.reserved_bytes:
+            return []
+        allocated, reserved = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
+        return [f"  for PyTorch    {allocated} allocated, pages and others, of {reserved} reserved"]
+
     def __str__(self) -> str:
         unpaged = ", ".join(f"{format_bytes(n)} {reason}" for reason, n in self.unpaged_bytes.items()) or "none"
         return "\n".join(
@@ -95,6 +105,7 @@ class Stats:
                 f"  on the device  {format_bytes(self.resident_bytes)} (at most "
                 f"{format_bytes(self.peak_resident_bytes)}), in host memory {format_bytes(self.host_bytes)}, "
                 f"on disk {format_bytes(self.disk_bytes)}",
+                *self._of_allocator(),
                 f"  evicted        {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
                 f"{self.clean_drops} more without a copy",
                 f"  fetched        {format_bytes(self.fetched_bytes)} in {self.fetches} fetches, "
