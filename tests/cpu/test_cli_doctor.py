@@ -24,6 +24,7 @@ from torch_lms.runtime.probe import (
     Processor,
     SpillDirectory,
     Versions,
+    _has_gaps,
     probe,
 )
 
@@ -185,6 +186,23 @@ def test_warns_of_a_host_smaller_than_its_device(machine: Machine) -> None:
     large = dataclasses.replace(machine, accelerators=(Accelerator("cuda:0", "H200", 141 * GB, 140 * GB),))
     (warning,) = warnings_about(large)
     assert "go on to disk" in warning
+
+
+def test_warns_of_an_allocator_that_leaves_gaps(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, settings, has_gaps in (
+        ("PYTORCH_ALLOC_CONF", "", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", True),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: True", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", False),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", False),
+    ):
+        monkeypatch.setenv(name, settings)
+        assert _has_gaps("cuda") is has_gaps
+        monkeypatch.delenv(name)
+    assert _has_gaps("xpu") is None
+    card = Accelerator("cuda:0", "RTX", 24 * GB, 23 * GB, has_gaps=True)
+    (warning,) = warnings_about(dataclasses.replace(machine, accelerators=(card,)))
+    assert "expandable_segments:True" in warning
 
 
 def test_probe_finds_this_machine(tmp_path: Path) -> None:

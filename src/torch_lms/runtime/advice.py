@@ -49,6 +49,12 @@ def _about_devices(machine: Machine) -> Iterator[str]:
         yield f"page-locked memory was refused ({locking.refusal}): raise ulimit -l, or free memory"
     if not machine.accelerators and machine.versions.nvidia_driver is not None and machine.versions.cuda is None:
         yield "there is an NVIDIA driver, but this PyTorch is built without CUDA: install a CUDA build to use the GPU"
+    for accelerator in machine.accelerators:
+        if accelerator.has_gaps:
+            yield (
+                f"{accelerator.device}: PyTorch's allocator keeps freed memory in pieces that it cannot join, and "
+                "moving tensors makes many: set PYTORCH_ALLOC_CONF=expandable_segments:True before the program starts"
+            )
     largest = max((accelerator.total_bytes for accelerator in machine.accelerators), default=0)
     if (free := machine.memory.binding()[1]) < largest:
         held = f"the host has {format_bytes(free)} for pages, the device {format_bytes(largest)}"

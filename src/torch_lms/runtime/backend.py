@@ -69,6 +69,8 @@ class DeviceBackend:
         self.tiers = executor.tiers
         self.allocator = None if device.type == "cpu" else Allocator(device)
         self.landed = executor.landed
+        if not executor.has_streams:
+            self.mark = executor.clock.mark  # type: ignore[method-assign]  # asked for every operation: a frame less
         self.grows = executor.grows
         self._entries: dict[PageId, Entry] = {}
         self._recomputer = Recomputer()

@@ -1,5 +1,6 @@
 """What this machine has: devices, memory and the limits that bind, versions, links, the place to spill."""
 
+import os
 import platform
 import re
 import resource
@@ -48,12 +49,15 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """``free_bytes`` is what no process holds now."""
+    """``free_bytes`` is what no process holds now. ``has_gaps``: whether freed pieces of memory that lie in different
+    segments of PyTorch's allocator cannot serve one tensor; None where that is not known.
+    """
 
     device: str
     model: str
     total_bytes: int
     free_bytes: int
+    has_gaps: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,13 @@ def _text(path: str) -> str:
         return ""
 
 
+def _has_gaps(kind: str) -> bool | None:
+    if kind != "cuda":
+        return None
+    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    return not re.search(r"expandable_segments\s*:\s*True|backend\s*:\s*cudaMallocAsync", settings)
+
+
 def _processor() -> Processor:
     model = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return Processor(
@@ -188,7 +199,7 @@ def _accelerators() -> Iterator[Accelerator]:
         device = torch.device(kind.type, index)
         free, total = torch.accelerator.get_memory_info(device)
         properties = torch.get_device_module(device).get_device_properties(device)
-        yield Accelerator(str(device), str(getattr(properties, "name", kind.type)), total, free)
+        yield Accelerator(str(device), str(getattr(properties, "name", kind.type)), total, free, _has_gaps(kind.type))
 
 
 def _page_locking(device: torch.device, room: int) -> PageLocking:
