@@ -71,7 +71,7 @@ MUTANTS = (
         "self._marks.first_after(stream, last_use)",
         "self._marks.first_after(stream, last_use - 1)",
     ),
-    Mutant("freeing after a copy: for that copy", "streams", "self._await(stream, copy.done)"),
+    Mutant("freeing after a copy: for that copy", "streams", "self._await(self._use_of(entry).home, copy.done)"),
     Mutant(
         "freeing memory of an unknown stream: the allocator for those who use it",
         "streams",
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "freeing: for streams that used the page since its copy, or without one",
         "streams",
-        "self._let_finish(use)\n        try:",
+        "self._let_finish(use, storage)\n        try:",
         "pass\n        try:",
     ),
     Mutant(

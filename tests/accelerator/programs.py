@@ -213,7 +213,7 @@ def fetch_given_up(device: torch.device) -> None:
 
 def eviction_given_up(device: torch.device) -> None:
     """An eviction fails once its copy is under way: its slot is given up, and that slab for a larger page."""
-    small_slabs = mock.patch.object(HostStore.__init__, "__defaults__", (4 * COUNT,))
+    small_slabs = mock.patch.object(HostStore.__init__, "__defaults__", (4 * COUNT, False))
     limits: dict[str, Any] = {"limit": 16 * COUNT, "min_size": MIN_SIZE, "host_limit": 12 * COUNT}
     with registering(), small_slabs, torch_lms.session(**limits) as lms:
         x = full(3, device)

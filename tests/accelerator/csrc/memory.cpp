@@ -263,6 +263,7 @@ class Allocator final : public c10::DeviceAllocator {
     Block* block = found->second;
     blocks_.erase(found);
     auto& device = devices_.at(block->device);
+    device.figures.allocated -= block->nbytes; // though others may still use it: as CUDA's allocator counts
     if (block->others.empty()) {
       cache(device, block);
       return;
@@ -276,7 +277,6 @@ class Allocator final : public c10::DeviceAllocator {
   }
 
   void cache(Device& device, Block* block) {
-    device.figures.allocated -= block->nbytes;
     if (poisons_at_free_) {
       poison(*block);
     }
