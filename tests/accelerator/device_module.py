@@ -13,6 +13,9 @@ CAPACITY = 4 << 30
 _native: Any = None
 """The compiled part; set by ``install``."""
 
+_wholes: dict[int, int] = {}
+_fractions: dict[int, float] = {}
+
 default_generators: tuple[torch.Generator, ...] = ()
 Stream: Any
 Event: Any
@@ -132,8 +135,18 @@ def empty_cache() -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    capacity = _figure("capacity", device)
-    return max(0, capacity - memory_reserved(device)), capacity
+    whole = _wholes.get(_index(device), CAPACITY)
+    return max(0, whole - memory_reserved(device)), whole
+
+
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    index = _index(device)
+    _fractions[index] = fraction
+    _native.set_capacity(index, int(_wholes.get(index, CAPACITY) * fraction))
+
+
+def get_per_process_memory_fraction(device: Any = None) -> float:
+    return _fractions.get(_index(device), 1.0)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -197,7 +210,8 @@ def unregister_host(address: int) -> None:
 
 def set_capacity(nbytes: int, device: Any = None) -> None:
     """The device has ``nbytes`` of memory from now on."""
-    _native.set_capacity(_index(device), nbytes)
+    _wholes[_index(device)] = nbytes
+    set_per_process_memory_fraction(1.0, device)
 
 
 def install(native: Any) -> None:
