@@ -121,7 +121,6 @@ def settle() -> None:
         torch.accelerator.synchronize(_device)
 
 
-
 def _ones() -> torch.Tensor:
     return torch.ones(_FLOATS, device=_device)
 

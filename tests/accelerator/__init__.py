@@ -30,7 +30,7 @@ from torch.utils import cpp_extension
 from tests.accelerator import device_module
 from tests.accelerator.device_module import CAPACITY, NAME
 
-__all__ = ["CAPACITY", "NAME", "WHY_NOT", "CannotBuild", "autoloading", "install"]
+__all__ = ["CAPACITY", "NAME", "WHY_NOT", "CannotBuild", "autoloading", "first_device", "install"]
 
 WHY_NOT = pytest.StashKey[str]()
 """Why these tests have no device, in pytest's configuration."""
@@ -55,6 +55,12 @@ def install() -> ModuleType:
     """
     device_module.install(_built())
     return device_module
+
+
+def first_device() -> torch.device:
+    """The first of its devices, installed. Errors as for ``install``."""
+    install()
+    return torch.device(NAME, 0)
 
 
 def autoloading() -> dict[str, str]:
