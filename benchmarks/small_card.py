@@ -24,7 +24,7 @@ from torch_lms.units import format_bytes, parse_bytes
 
 REFERENCE = "whole card"
 WAYS = ("planned", "checkpoint", "save_on_cpu", "reactive")
-"""In the order in which they are tried, on the first card. On the others only the first one is."""
+"""In the order in which they are tried."""
 
 SHARES = (0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05)
 """Of what fits by a straight line, that are tried."""
@@ -159,6 +159,9 @@ def show(console: Console, model: Model, rows: list[Row]) -> None:
 @click.option("--model", "name", type=click.Choice(list(MODELS)), help="Required.")
 @click.option("--card", "cards", multiple=True, default=("12GB", "24GB"), show_default=True, help="Its memory.")
 @click.option("--times", default="1.5,2,4", show_default=True, help="What fits.")
+@click.option(
+    "--ways", default=",".join(WAYS), show_default=True, help="On the first card; on others the first of these."
+)
 @click.option("--largest", "wants_largest", is_flag=True, help="Only look for the largest size on the first card.")
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--seconds", default=600.0, show_default=True, help="After so many nothing more is started.")
@@ -169,6 +172,7 @@ def main(
     name: str | None,
     cards: tuple[str, ...],
     times: str,
+    ways: str,
     wants_largest: bool,
     device: str,
     seconds: float,
@@ -194,7 +198,10 @@ def main(
             print(json.dumps(found["largest"]))
             _write(found, json_to)
             return
-        rows = compare(bench, card_bytes, fit, [float(k) for k in times.split(",")], WAYS if number == 0 else WAYS[:1])
+        chosen = tuple(ways.split(","))
+        rows = compare(
+            bench, card_bytes, fit, [float(k) for k in times.split(",")], chosen[: None if number == 0 else 1]
+        )
         show(Console(width=150, highlight=False), model, rows)
         found["rows"] += [asdict(row) for row in rows]
         _write(found, json_to)
