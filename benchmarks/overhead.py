@@ -320,7 +320,7 @@ def main(seconds: float, threads: int | None, device: str, quick: bool, output: 
     if load > IDLE_LOAD:
         console.print(f"The machine is not idle (load {load:.1f}): expect wide quartiles.", style="yellow")
     with console.status("operations"):
-        ops = [measure_op(case, *((5, 100) if quick else (25, 1000))) for case in OPS]
+        ops = [measure_op(case, *((5, 30) if quick else (25, 1000))) for case in OPS]
     console.print(op_table(ops))
     steps = []
     for case in QUICK_STEPS if quick else STEPS:
