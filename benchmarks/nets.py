@@ -119,3 +119,41 @@ class UNet3d(nn.Module):
         x = self.up[1](torch.cat([F.interpolate(x, scale_factor=2), first], 1))
         result: Tensor = self.head(x)
         return result
+
+
+class DecoderBlock(nn.Module):
+    """Causal attention, then two linear layers, each after a norm and around a shortcut."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.heads = heads
+        self.attention = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.attention(self.norms[0](x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(found.transpose(1, 2).flatten(2))
+        return x + self.mix(self.norms[1](x))
+
+
+class Decoder(nn.Module):
+    """After GPT-2, from tokens to the logits of the next ones."""
+
+    def __init__(
+        self, layers: int = 12, width: int = 768, heads: int = 12, words: int = 50257, most: int = 1024
+    ) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(most, width)
+        self.blocks = nn.ModuleList([DecoderBlock(width, heads) for _ in range(layers)])
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        result: Tensor = self.head(self.norm(x))
+        return result

@@ -50,7 +50,7 @@ class EmptyMode(TorchDispatchMode):
 @contextmanager
 def lms(min_size: int) -> Iterator[None]:
     """LMS with more memory than is needed. Fails if it moved anything."""
-    with torch_lms.session(limit="auto", min_size=min_size) as session:
+    with torch_lms.session(limit="auto", min_size=min_size, device=_device) as session:
         yield
         stats = session.stats()
     if stats.evicted_bytes or stats.clean_drops:
@@ -111,21 +111,34 @@ class OpResult:
 
 _FLOATS = 64
 
+_device = torch.device("cpu")
+"""Where tensors are; set by ``main``."""
+
+
+def settle() -> None:
+    """Wait until the device has done what it was asked."""
+    if _device.type != "cpu":
+        torch.accelerator.synchronize(_device)
+
+
+def _ones() -> torch.Tensor:
+    return torch.ones(_FLOATS, device=_device)
+
 
 def _add() -> Callable[[], object]:
-    return partial(torch.add, torch.ones(_FLOATS), torch.ones(_FLOATS))
+    return partial(torch.add, _ones(), _ones())
 
 
 def _add_in_place() -> Callable[[], object]:
-    return partial(torch.ones(_FLOATS).add_, torch.ones(_FLOATS))
+    return partial(_ones().add_, _ones())
 
 
 def _view() -> Callable[[], object]:
-    return partial(torch.ones(_FLOATS).view, 8, 8)
+    return partial(_ones().view, 8, 8)
 
 
 def _foreach() -> Callable[[], object]:
-    return partial(torch._foreach_add_, [torch.ones(_FLOATS) for _ in range(50)], 1.0)
+    return partial(torch._foreach_add_, [_ones() for _ in range(50)], 1.0)
 
 
 OPS = [
@@ -149,10 +162,12 @@ def measure_op(case: OpCase, rounds: int, calls: int) -> OpResult:
             with entered():
                 for _ in range(20):
                     call()
+                settle()
                 began = time.perf_counter()
                 for _ in range(calls):
                     call()
-                seconds = time.perf_counter() - began
+                seconds = time.perf_counter() - began  # of the host: a device may still be at work
+                settle()
             if number:  # the first round warms up
                 times[name].append(seconds / calls * 1e6)
     added = [lms_us - stock_us for lms_us, stock_us in zip(times["lms"], times["stock"], strict=True)]
@@ -210,13 +225,14 @@ class CountOps(TorchDispatchMode):
 def measure_step(case: StepCase, seconds: float) -> StepResult:
     """One step of each variant in turn, for about ``seconds``."""
     torch.manual_seed(0)
-    model, batch = case.make(), torch.randn(case.shape)
+    model, batch = case.make().to(_device), torch.randn(case.shape, device=_device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
+        settle()
 
     for _ in range(2):  # memory of the heap, kernels' own caches, momentum
         step()
@@ -289,19 +305,22 @@ def slug(machine: Machine) -> str:
 @click.command()
 @click.option("--seconds", default=400.0, show_default=True, help="For each of the three models.")
 @click.option("--threads", type=int, help="Of torch (default: all cores that this process may use).")
+@click.option("--device", default="cpu", show_default=True)
 @click.option("--quick", is_flag=True, help="Tiny models, few rounds; the figures mean nothing.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Default: results/overhead-<machine>.json; none if quick."
 )
-def main(seconds: float, threads: int | None, quick: bool, output: Path | None) -> None:
+def main(seconds: float, threads: int | None, device: str, quick: bool, output: Path | None) -> None:
     """Measure what LMS costs while everything fits."""
+    global _device
+    _device = torch.device(device)
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     machine, load = probe(None, measure=False), os.getloadavg()[0]
     if load > IDLE_LOAD:
         console.print(f"The machine is not idle (load {load:.1f}): expect wide quartiles.", style="yellow")
     with console.status("operations"):
-        ops = [measure_op(case, *((5, 100) if quick else (25, 1000))) for case in OPS]
+        ops = [measure_op(case, *((5, 30) if quick else (25, 1000))) for case in OPS]
     console.print(op_table(ops))
     steps = []
     for case in QUICK_STEPS if quick else STEPS:
@@ -309,13 +328,14 @@ def main(seconds: float, threads: int | None, quick: bool, output: Path | None) 
             steps.append(measure_step(case, 0.0 if quick else seconds))
     console.print(step_table(steps))
     if output is None and not quick:
-        output = RESULTS / f"overhead-{slug(machine)}.json"
+        output = RESULTS / f"overhead-{slug(machine)}{'' if device == 'cpu' else f'-{_device.type}'}.json"
     if output is not None:
         result = {
             "format": FORMAT,
             "taken": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
             "versions": asdict(machine.versions),
+            "device": device,
             "threads": torch.get_num_threads(),
             "goal": GOAL,
             "ops": [asdict(op) for op in ops],

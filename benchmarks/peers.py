@@ -110,13 +110,16 @@ def checkpointed(model: nn.Module, blocks: Any) -> nn.Module:
 
 
 @contextmanager
-def way(name: str, limit: int, device: str) -> Iterator[Callable[[], dict[str, Any]]]:
+def way(
+    name: str, limit: int | str, device: str, host_limit: int | str = "auto"
+) -> Iterator[Callable[[], dict[str, Any]]]:
     """The context in which steps are taken, and what to say about them afterwards."""
     around: AbstractContextManager[Any] = nullcontext()
     tell: Callable[[], dict[str, Any]] = dict
     with ExitStack() as stack:
         if name in OURS:
-            lms = stack.enter_context(torch_lms.session(limit=limit, policy=name, device=device))
+            settings: dict[str, Any] = {"host_limit": host_limit, "policy": name, "device": device}
+            lms = stack.enter_context(torch_lms.session(limit, **settings))
             tell = lambda: lms._session.stats().as_dict()  # noqa: E731
         elif name == "hooks to disk":
             hooks = DiskHooks()

@@ -13,6 +13,10 @@ CAPACITY = 4 << 30
 _native: Any = None
 """The compiled part; set by ``install``."""
 
+_wholes: dict[int, int] = {}
+_fractions: dict[int, float] = {}
+_taken: dict[int, int] = {}
+
 default_generators: tuple[torch.Generator, ...] = ()
 Stream: Any
 Event: Any
@@ -132,8 +136,20 @@ def empty_cache() -> None:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    capacity = _figure("capacity", device)
-    return max(0, capacity - memory_reserved(device)), capacity
+    index = _index(device)
+    whole = _wholes.get(index, CAPACITY)
+    return max(0, whole - _taken.get(index, 0) - memory_reserved(index)), whole
+
+
+def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+    index = _index(device)
+    _fractions[index] = fraction
+    whole = _wholes.get(index, CAPACITY)
+    _native.set_capacity(index, max(0, min(int(whole * fraction), whole - _taken.get(index, 0))))
+
+
+def get_per_process_memory_fraction(device: Any = None) -> float:
+    return _fractions.get(_index(device), 1.0)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------
@@ -196,8 +212,16 @@ def unregister_host(address: int) -> None:
 
 
 def set_capacity(nbytes: int, device: Any = None) -> None:
-    """The device has ``nbytes`` of memory from now on."""
-    _native.set_capacity(_index(device), nbytes)
+    """The device has ``nbytes`` of memory from now on, and nobody else uses it."""
+    _wholes[_index(device)] = nbytes
+    _taken[_index(device)] = 0
+    set_per_process_memory_fraction(1.0, device)
+
+
+def set_taken(nbytes: int, device: Any = None) -> None:
+    """Other processes have ``nbytes`` of the device's memory from now on."""
+    _taken[_index(device)] = nbytes
+    set_per_process_memory_fraction(get_per_process_memory_fraction(device), device)
 
 
 def install(native: Any) -> None:

@@ -1,11 +1,12 @@
 """Random programs on three streams, with LMS and without, as a count of those whose results differ.
 
-    python -m tests.accelerator.fuzz [--programs N] [--first SEED]
+    python -m tests.accelerator.fuzz [--programs N] [--first SEED] [--device cuda]
 
 A program repeats one body: it makes tensors on its streams, combines them, writes them in place, copies batches from
 page-locked memory, reads on the host, and lets go. It orders its streams as CUDA demands, and no more. Under LMS its
 steps are planned and recompute, or are reactive; tensors go to host memory, to the disk, or to both; at times the
 device has less memory than the limit says. Streams do what they are asked as late as they like.
+A real device is never short of memory here, and its streams go at their own pace.
 
 Without LMS every program is run twice, on streams that work at once and on such that do not: if these differ, it is the
 program that is wrong.
@@ -14,8 +15,7 @@ program that is wrong.
 import argparse
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ import torch
 
 import torch_lms
 from tests import accelerator
+from tests.accelerator import control
 from tests.bits import same_bits
 from torch_lms.engine import engine
 from torch_lms.planner import Speeds
@@ -61,20 +62,21 @@ class Run:
 
     Args:
         seed: of the program.
+        device: to run it on.
         end_step: called after each repetition.
     """
 
-    def __init__(self, seed: int, end_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, seed: int, device: torch.device, end_step: Callable[[], None] = lambda: None) -> None:
         self._seed = seed
         self._end_step = end_step
-        self._device = torch.device(accelerator.NAME, 0)
-        module = accelerator.install()
+        self._device = device
+        module = torch.get_device_module(device)
         self._stream_of = module.stream
         self._streams = [module.current_stream(), *(module.Stream(self._device) for _ in range(STREAMS - 1))]
         self._size = random.Random(seed).choice(SIZES)
         self._orders_late = seed % 2 == 0
         self._owed: dict[int, set[int]] = {stream: set() for stream in range(STREAMS)}
-        module.set_poison_at_free(not self._orders_late)
+        control.set_poison_at_free(device, not self._orders_late)
         self._read: list[float] = []
 
     def results(self) -> list[torch.Tensor]:
@@ -180,19 +182,6 @@ class Run:
             self._streams[stream].wait_stream(self._streams[other])
 
 
-@contextmanager
-def scarce(nbytes: int | None) -> Iterator[None]:
-    """Inside, the device has ``nbytes`` more than are allocated now; None leaves it as it is."""
-    module = accelerator.install()
-    if nbytes is not None:
-        module.empty_cache()
-        module.set_capacity(module.memory_allocated() + nbytes)
-    try:
-        yield
-    finally:
-        module.set_capacity(accelerator.CAPACITY)
-
-
 @dataclass(frozen=True)
 class Verdict:
     """Of one program.
@@ -209,21 +198,20 @@ class Verdict:
     recoveries: int = 0
 
 
-def verdict(seed: int) -> Verdict:
-    """Of program ``seed``.
+def verdict(seed: int, device: torch.device) -> Verdict:
+    """Of program ``seed`` on ``device``.
 
     Raises:
         AssertionError: they differ without LMS already.
     """
-    module = accelerator.install()
     draw = random.Random(-seed)
-    module.schedule("eager")
-    expected = Run(seed).results()
-    module.schedule("mixed", seed)
-    assert same_bits(Run(seed).results(), expected), f"program {seed} does not order its streams"
-    module.schedule("eager")
-    with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
-        Run(seed, lms.step).results()
+    control.schedule(device, "eager")
+    expected = Run(seed, device).results()
+    control.schedule(device, "mixed", seed)
+    assert same_bits(Run(seed, device).results(), expected), f"program {seed} does not order its streams"
+    control.schedule(device, "eager")
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device=device) as lms:
+        Run(seed, device, lms.step).results()
         demand = lms.stats().demand_bytes
     settings: dict[str, Any] = {
         "limit": int(demand * draw.choice((0, 0.25, 0.5, 0.75))),
@@ -231,21 +219,21 @@ def verdict(seed: int) -> Verdict:
         "host_limit": draw.choice(("auto", "auto", 0, demand // 4)),
     }
     room = None
-    if draw.random() < 0.25:  # less than the limit says
+    if draw.random() < 0.25 and control.is_ours(device):  # less than the limit says
         settings["limit"] = demand
         room = int(demand * draw.choice((0.6, 0.8))) + 4 * 4 * max(SIZES)
-    module.schedule(draw.choice(("delayed", "lazy", "mixed", "mixed")), seed)
+    control.schedule(device, draw.choice(("delayed", "lazy", "mixed", "mixed")), seed)
     try:
-        with scarce(room), mock.patch.object(engine, "Speeds", return_value=_SLOW):
-            with torch_lms.session(min_size=MIN_SIZE, **settings) as lms:
-                results = Run(seed, lms.step).results()
+        with control.scarce(device, room), mock.patch.object(engine, "Speeds", return_value=_SLOW):
+            with torch_lms.session(min_size=MIN_SIZE, device=device, **settings) as lms:
+                results = Run(seed, device, lms.step).results()
                 lms.validate()
                 stats = lms.stats()
-            module.synchronize()
+            torch.accelerator.synchronize(device)
     except Exception as error:
         return Verdict(f"{settings}: {type(error).__name__}: {error}")
     finally:
-        module.schedule("eager")
+        control.schedule(device, "eager")
     difference = "" if same_bits(results, expected) else f"{settings}: other bits"
     return Verdict(difference, stats.planned_steps, stats.evictions, stats.recomputes, stats.recoveries)
 
@@ -254,11 +242,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--device", help="default: the test accelerator")
     chosen = parser.parse_args()
+    device = torch.device(chosen.device) if chosen.device else accelerator.first_device()
     torch.set_num_threads(1)
     verdicts = []
     for seed in range(chosen.first, chosen.first + chosen.programs):
-        verdicts.append(verdict(seed))
+        verdicts.append(verdict(seed, device))
         if verdicts[-1].difference:
             print(f"program {seed}: {verdicts[-1].difference}", flush=True)
     differ = sum(bool(found.difference) for found in verdicts)

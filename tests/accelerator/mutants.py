@@ -196,14 +196,16 @@ def search(mutant: Mutant | None, programs: int) -> str:
     """What goes wrong first without the wait, in this process; "" if nothing does."""
     if mutant is not None:
         sys.meta_path.insert(0, _Finder(mutant))
+    from tests import accelerator
     from tests.accelerator import fuzz
     from tests.accelerator import programs as written
 
+    device = accelerator.first_device()
     for name, program in written.PROGRAMS.items():
-        if found := written.difference(program):
+        if found := written.difference(program, device):
             return f"{name}: {found}"
     for seed in range(programs):
-        if found := fuzz.verdict(seed).difference:
+        if found := fuzz.verdict(seed, device).difference:
             return f"random program {seed}: {found}"
     return ""
 

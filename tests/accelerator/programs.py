@@ -14,6 +14,7 @@ import torch
 
 import torch_lms
 from tests import accelerator
+from tests.accelerator import control
 from torch_lms.engine import engine
 from torch_lms.planner import Speeds
 from torch_lms.runtime.accelerator import AcceleratorDevice
@@ -57,10 +58,13 @@ def expect(tensor: torch.Tensor, value: float) -> None:
 
 
 @contextmanager
-def registering() -> Iterator[None]:
+def registering(device: torch.device) -> Iterator[None]:
     """Host memory is page-locked as it is on CUDA: whoever gives it up waits for no copy. From then on nobody may touch
-    it, and no other memory comes to be at its address.
+    it, and no other memory comes to be at its address. A real device is left to do it itself.
     """
+    if not control.is_ours(device):
+        yield
+        return
     module = accelerator.install()
 
     def page_lock(_: AcceleratorDevice, nbytes: int) -> torch.Tensor:
@@ -102,7 +106,7 @@ def failing_after_a_copy() -> Iterator[None]:
 
 def second_owner(device: torch.device) -> None:
     """Memory of the main stream, which LMS first sees on another: freed, it is the main stream's again."""
-    module = accelerator.install()
+    module = torch.get_device_module(device)
     x = full(7, device)
     side = module.Stream(device)
     module.synchronize()
@@ -120,8 +124,8 @@ def let_go_before_an_order(device: torch.device) -> None:
     """Memory is let go of while the main stream still reads it; its home will wait, before it allocates there again.
     But LMS allocates there first, for a page that comes back.
     """
-    module = accelerator.install()
-    module.set_poison_at_free(False)
+    module = torch.get_device_module(device)
+    control.set_poison_at_free(device, False)
     side = module.Stream(device)
     with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
         with module.stream(side):
@@ -138,13 +142,13 @@ def let_go_before_an_order(device: torch.device) -> None:
         side.wait_stream(module.current_stream())
         expect(read, 10)
         expect(again, 4)
-    module.set_poison_at_free(True)
+    control.set_poison_at_free(device, True)
 
 
 def let_go_before_a_recomputation(device: torch.device) -> None:
     """The same, but LMS allocates for a page that was dropped, and is recomputed."""
-    module = accelerator.install()
-    module.set_poison_at_free(False)
+    module = torch.get_device_module(device)
+    control.set_poison_at_free(device, False)
     side = module.Stream(device)
     recomputes = 0
     with (
@@ -173,7 +177,7 @@ def let_go_before_a_recomputation(device: torch.device) -> None:
             del page, used, read, again
             lms.step()
         recomputes = lms.stats().recomputes
-    module.set_poison_at_free(True)
+    control.set_poison_at_free(device, True)
     if not recomputes:
         raise Wrong("nothing was recomputed")
 
@@ -202,7 +206,7 @@ def fetch_given_up(device: torch.device) -> None:
     with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
         x = full(3, device)
         lms.reclaim()
-        accelerator.install().synchronize()
+        torch.accelerator.synchronize(device)
         with pytest.raises(RuntimeError, match="injected"), failing_after_a_copy():
             x.add_(1)
         others = [full(5, device) for _ in range(3)]
@@ -215,9 +219,9 @@ def eviction_given_up(device: torch.device) -> None:
     """An eviction fails once its copy is under way: its slot is given up, and that slab for a larger page."""
     small_slabs = mock.patch.object(HostStore.__init__, "__defaults__", (4 * COUNT, False))
     limits: dict[str, Any] = {"limit": 16 * COUNT, "min_size": MIN_SIZE, "host_limit": 12 * COUNT}
-    with registering(), small_slabs, torch_lms.session(**limits) as lms:
+    with registering(device), small_slabs, torch_lms.session(**limits) as lms:
         x = full(3, device)
-        accelerator.install().synchronize()
+        torch.accelerator.synchronize(device)
         with pytest.raises(RuntimeError, match="injected"), failing_after_a_copy():
             lms.reclaim()
         expect(x, 3)
@@ -229,7 +233,7 @@ def eviction_given_up(device: torch.device) -> None:
 
 def end_with_copies_under_way(device: torch.device) -> None:
     """All pages come back at the end of a session, and then its host memory goes."""
-    with registering():
+    with registering(device):
         with torch_lms.session(limit="1GB", min_size=MIN_SIZE) as lms:
             tensors = [full(n, device) for n in range(4)]
             lms.reclaim()
@@ -251,17 +255,15 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def difference(program: Program) -> str:
-    """What goes wrong with it first, in some schedules; "" if nothing does."""
-    module = accelerator.install()
-    device = torch.device(accelerator.NAME, 0)
+def difference(program: Program, device: torch.device) -> str:
+    """What goes wrong with it first on ``device``, in some schedules; "" if nothing does."""
     for seed in range(SEEDS):
-        module.schedule(("lazy", "mixed", "mixed", "delayed")[seed % 4], seed)
+        control.schedule(device, ("lazy", "mixed", "mixed", "delayed")[seed % 4], seed)
         try:
             program(device)
-            module.synchronize()
+            torch.accelerator.synchronize(device)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
-            module.schedule("eager")
+            control.schedule(device, "eager")
     return ""

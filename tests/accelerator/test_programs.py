@@ -1,6 +1,7 @@
 """Programs on several streams under LMS, in schedules that delay what is not waited for; and that they can fail."""
 
 import pytest
+import torch
 
 from tests.accelerator import fuzz, mutants, programs
 
@@ -8,13 +9,13 @@ RANDOM = 60
 
 
 @pytest.mark.parametrize("name", programs.PROGRAMS)
-def test_programs_written_for_one_wait(name: str) -> None:
-    assert programs.difference(programs.PROGRAMS[name]) == ""
+def test_programs_written_for_one_wait(name: str, device: torch.device) -> None:
+    assert programs.difference(programs.PROGRAMS[name], device) == ""
 
 
 @pytest.mark.parametrize("first", range(0, RANDOM, 10))
-def test_random_programs(first: int) -> None:
-    verdicts = [fuzz.verdict(seed) for seed in range(first, first + 10)]
+def test_random_programs(first: int, device: torch.device) -> None:
+    verdicts = [fuzz.verdict(seed, device) for seed in range(first, first + 10)]
     assert [found.difference for found in verdicts if found.difference] == []
     assert sum(found.evictions for found in verdicts) > 0
 

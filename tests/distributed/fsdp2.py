@@ -1,9 +1,10 @@
 """FSDP2 (fully_shard) with LMS on in each process equals it without, to the bit.
 
-torchrun --standalone --nproc-per-node 2 -m tests.distributed.fsdp2
+torchrun --standalone --nproc-per-node 2 -m tests.distributed.fsdp2 [--device cuda]
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -12,12 +13,12 @@ from torch.distributed.tensor import DTensor
 from tests.distributed.processes import compare
 
 
-def train(rank: int) -> list[torch.Tensor]:
+def train(rank: int, device: torch.device) -> list[torch.Tensor]:
     """Three steps; this rank's shard of every tensor that must be equal."""
     torch.manual_seed(0)
     layers = [nn.TransformerEncoderLayer(64, 4, 256, dropout=0.1, batch_first=True) for _ in range(3)]
-    model = nn.Sequential(*layers, nn.Linear(64, 8))
-    mesh = init_device_mesh("cpu", (2,))
+    model = nn.Sequential(*layers, nn.Linear(64, 8)).to(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -26,7 +27,7 @@ def train(rank: int) -> list[torch.Tensor]:
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        loss = model(torch.randn(4, 32, 64)).square().mean()
+        loss = model(torch.randn(4, 32, 64, device=device)).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())

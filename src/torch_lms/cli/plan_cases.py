@@ -66,3 +66,12 @@ TIME = (
     _case("gpt", 512, 4, "adamw", layers=4, hidden=512, heads=8, vocabulary=5000),
 )
 """Cases whose seconds are compared: larger ones, so that operations outweigh what starts them."""
+
+TIME_ON_ACCELERATOR = (
+    _case("resnet50", 224, 64),
+    _case("resnet50", 224, 64, model="resnet18"),
+    _case("deeplabv3plus", 513, 8, backbone="resnet50"),
+    _case("unet3d", 128, 1),
+    _case("gpt", 1024, 8, "adamw", layers=12, hidden=768, heads=12, vocabulary=50000),
+)
+"""The same, where a GPU would be through with those at once."""

@@ -48,6 +48,7 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Directory on the disk that tensors are moved to.",
 )
+@click.option("--device", metavar="NAME", help='What to page: "cuda", "cpu", ... (default: the accelerator, if any).')
 @click.option("--stats", "stats_to", callback=json_target, metavar="FILE", help="Write the statistics as JSON to FILE.")
 @click.option(
     "--trace",
@@ -74,6 +75,7 @@ def command(
     is_module: bool,
     no_compile: bool,
     spill_dir: Path | None,
+    device: str | None,
     stats_to: JsonTarget | None,
     trace_to: JsonTarget | None,
     timeline_to: JsonTarget | None,
@@ -89,6 +91,8 @@ def command(
     options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if spill_dir is not None:
         options["spill_dir"] = str(spill_dir.absolute())
+    if device is not None:
+        options["device"] = device
     if no_compile:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
     targets = _Targets(stats_to, trace_to, timeline_to, json_to)

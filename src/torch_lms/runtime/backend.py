@@ -26,7 +26,7 @@ from torch_lms.policy import Planned
 from torch_lms.residency import PageId
 from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
-from torch_lms.runtime.limits import auto_limit
+from torch_lms.runtime.limits import auto_limit, tells_memory
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.recompute import Recomputer
 from torch_lms.timeline import Span
@@ -56,7 +56,7 @@ class DeviceBackend:
     Attributes:
         engine: of the device; ``new_backend`` sets it.
         plans: that it follows; None if the policy makes none.
-        allocator: PyTorch's own of the device; None for the CPU, where the system has that part.
+        allocator: PyTorch's own of the device; None for the CPU, where the system has that part, and where it tells nothing.
     """
 
     engine: Engine
@@ -67,7 +67,7 @@ class DeviceBackend:
         self.device = device
         self.executor = executor
         self.tiers = executor.tiers
-        self.allocator = None if device.type == "cpu" else Allocator(device)
+        self.allocator = Allocator(device) if tells_memory(device) else None
         self.landed = executor.landed
         if not executor.has_streams:
             self.mark = executor.clock.mark  # type: ignore[method-assign]  # asked for every operation: a frame less

@@ -40,6 +40,9 @@ _REPEATS = 5
 _ROUNDS = 16
 _PAGED_STEPS = 20
 _SMALL_PAGE, _BLOCK = 1024, 64 << 20
+_GPU_SIDE, _GPU_COPY, _GPU_SCALE = 8192, 1 << 28, 16
+"""On an accelerator: the side of products, the bytes of a copy, how much larger the networks' batches are."""
+
 _SHARES = np.geomspace(0.001, 2.0, 80)
 """Of the peaks, that are tried."""
 
@@ -125,7 +128,7 @@ def _accelerator(device: torch.device, processor: str, free_bytes: int, copy_byt
         name = torch.get_device_module(device).get_device_name(device)
         free, total = torch.accelerator.get_memory_info(device)
         reserved = total - free
-        memory_bytes_per_s = 2 * _rate(lambda a: a.clone(), (torch.ones(1 << 28, dtype=torch.uint8, device=device),))
+        memory_bytes_per_s = 2 * _rate(lambda a: a.clone(), (torch.ones(_GPU_COPY, dtype=torch.uint8, device=device),))
     flops = {dtype: _product_flop_per_s(dtype, device) for dtype in _DTYPES}
     return Accelerator(
         name=name,
@@ -152,7 +155,7 @@ def _link(speeds: dict[str, float]) -> Link:
 
 def _product_flop_per_s(dtype: torch.dtype, device: torch.device) -> float:
     """Of a product of matrices so large that nothing else counts."""
-    side = 1024 if device.type == "cpu" else 8192
+    side = 1024 if device.type == "cpu" else _GPU_SIDE
     given = torch.ones(side, side, dtype=dtype, device=device)
     return 2 * side**3 * _rate(torch.mm, (given, given)) / given.numel()
 
@@ -338,7 +341,7 @@ def _measured(device: torch.device) -> list[_Measured]:
 
 
 def _step(make: Callable[[int], tuple[nn.Module, torch.Tensor]], device: torch.device) -> Callable[[], None]:
-    model, given = make(1 if device.type == "cpu" else 16)
+    model, given = make(1 if device.type == "cpu" else _GPU_SCALE)
     return _training(model.to(device), given.to(device))
 
 

@@ -4,10 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from torch_lms.errors import UsageError
 from torch_lms.machine.memory import read_host_memory
 
 _MARGIN_SHARE = 0.05
 """Of a host's free memory, and of an accelerator's whole: workspaces do not become smaller where little is left."""
+
+_FIGURES = ("mem_get_info", "memory_reserved", "memory_allocated")
+"""What the module of an accelerator has to have."""
 
 _MIN_MARGIN = 256 << 20
 """Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
@@ -27,8 +31,17 @@ def margin(whole: int) -> int:
     return max(_MIN_MARGIN, int(whole * _MARGIN_SHARE))
 
 
+def tells_memory(device: torch.device) -> bool:
+    """Whether PyTorch can say how much ``device`` has, and what of that its allocator holds."""
+    return all(hasattr(torch.get_device_module(device), name) for name in _FIGURES)
+
+
 def auto_limit(device: torch.device) -> AutoLimit:
-    """What ``device`` can still hold now, less a margin."""
+    """What ``device`` can still hold now, less a margin.
+
+    Raises:
+        UsageError: PyTorch has no figures of such a device.
+    """
     return _of_host() if device.type == "cpu" else _of_accelerator(device)
 
 
@@ -41,6 +54,8 @@ def _of_host() -> AutoLimit:
 
 def _of_accelerator(device: torch.device) -> AutoLimit:
     module = torch.get_device_module(device)
+    if not tells_memory(device):
+        raise UsageError(f'{device.type} devices do not tell their memory, and cannot be paged: choose device="cpu"')
     free, total = module.mem_get_info(device)
     fraction = getattr(module, "get_per_process_memory_fraction", lambda _: 1.0)(device)
     allowed, reserved = int(total * fraction), module.memory_reserved(device)

@@ -1,0 +1,83 @@
+"""Every road to the bytes of a tensor on the device: open or closed, it is so with LMS as it is without (N11)."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import torch_lms
+from tests.cpu.test_raw_access import READS, WRITES
+
+COUNT = 4096
+MIN_SIZE = 512
+
+
+def numbers(device: torch.device) -> torch.Tensor:
+    return torch.arange(COUNT, dtype=torch.float32, device=device) * 0.5
+
+
+def evicted(device: torch.device) -> torch.Tensor:
+    tensor = numbers(device)
+    torch_lms.reclaim()
+    assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) == 0
+    return tensor
+
+
+def outcome(road: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    """What the road gives, or the type of its error."""
+    try:
+        return road(tensor)
+    except (TypeError, RuntimeError, ValueError, AttributeError, BufferError, NotImplementedError) as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("road", READS)
+def test_reading_an_evicted_page(road: str, device: torch.device, module: ModuleType) -> None:
+    expected = outcome(READS[road], numbers(device))
+    module.schedule("lazy")
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
+        tensor = evicted(device)
+        assert outcome(READS[road], tensor) == expected
+        torch_lms.reclaim()
+        running.validate()
+        assert torch.equal(tensor, numbers(device))
+
+
+def on_the_device(road: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    with tensor.device:  # where the roads make tensors of their own
+        return outcome(road, tensor)
+
+
+@pytest.mark.parametrize("road", WRITES)
+def test_writing_to_an_evicted_page(road: str, device: torch.device, module: ModuleType) -> None:
+    plain = numbers(device)
+    expected = on_the_device(WRITES[road], plain)
+    module.schedule("lazy")
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
+        tensor = evicted(device)
+        found = on_the_device(WRITES[road], tensor)
+        assert isinstance(expected, type) == isinstance(found, type)
+        torch_lms.reclaim()
+        running.validate()
+        assert torch.equal(tensor, plain)
+        torch_lms.reclaim()
+    assert torch.equal(tensor, plain)
+
+
+@pytest.mark.parametrize(
+    "export", [lambda t: t.data_ptr(), lambda t: t.untyped_storage().data_ptr(), lambda t: t.view(2, -1)[1].data_ptr()]
+)
+def test_an_escaped_address_stays(export: Callable[[torch.Tensor], int], device: torch.device) -> None:
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
+        tensor = evicted(device)
+        address = export(tensor)
+        torch_lms.reclaim()
+        tensor.add_(1)
+        torch_lms.reclaim()
+        assert export(tensor) == address
+        assert running.stats().unpaged_bytes == {"address escaped": 4 * COUNT}
+        running.validate()
+    assert torch.equal(tensor, numbers(device) + 1)
