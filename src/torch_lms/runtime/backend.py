@@ -56,7 +56,7 @@ class DeviceBackend:
     Attributes:
         engine: of the device; ``new_backend`` sets it.
         plans: that it follows; None if the policy makes none.
-        allocator: PyTorch's own of the device; None for the CPU, where the system has that part, and where it tells nothing.
+        allocator: PyTorch's own of the device; None where it tells nothing, as for the CPU.
     """
 
     engine: Engine
