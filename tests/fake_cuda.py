@@ -1,10 +1,26 @@
 """Steps on fake CUDA tensors: what a build of PyTorch for CUDA would do on a GPU, on a machine without one."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+@contextmanager
+def autocast(dtype: torch.dtype) -> Iterator[None]:
+    """Autocast for CUDA. ``torch.autocast`` turns itself off where there is no GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", dtype)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled("cuda", False)
 
 
 @torch.no_grad()

@@ -3,7 +3,8 @@
 A build of PyTorch for CUDA makes these without a GPU, too. What it cannot tell there, or differs, is named.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from tests.fake_cuda import backward
+from tests.fake_cuda import autocast, backward
 from torch_lms import trace_step
 from torch_lms.capture.schema import describe
 from torch_lms.trace import Trace
@@ -22,8 +23,9 @@ needs_cuda = pytest.mark.skipif(
     torch.version.cuda is None, reason="this build of PyTorch is not for CUDA: it makes no fake CUDA tensors"
 )
 
-MIN_SIZE = 64
-"""Bytes. Smaller are seeds of random numbers on a GPU, and lengths of bags in an EmbeddingBag on the CPU."""
+MIN_SIZE = 256
+"""Bytes. Smaller are seeds of random numbers on a GPU, lengths of bags in an EmbeddingBag on the CPU, and statistics of
+batch norm, which on the CPU have half precision under autocast."""
 
 ANOTHER_NAME = {
     "aten::cudnn_batch_norm": "aten::native_batch_norm",
@@ -108,6 +110,10 @@ STEPS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
     "losses": (lambda: Calls(lambda a, b: F.huber_loss(a, b) + F.kl_div(a, b) + F.l1_loss(a, b)), (ROWS, ROWS)),
     "distances": (lambda: Calls(torch.cdist), (ROWS, ROWS)),
     "sums": (lambda: Calls(lambda x: x.cumsum(0) + x.std(0) + x.logsumexp(0) + F.normalize(x)), (ROWS,)),
+    "sums of products": (
+        lambda: Calls(lambda linear, x: linear(x).cumsum(0) + linear(x).norm(), nn.Linear(32, 32)),
+        (ROWS,),
+    ),
     "places": (lambda: Calls(lambda x: x[whole(5, x)].sort(0)[0].topk(2, 0)[0]), (ROWS,)),
     "attention": (lambda: Calls(lambda q: F.scaled_dot_product_attention(q, q, q)), ((2, 4, 16, 32),)),
     "attention, dropout": (
@@ -130,6 +136,14 @@ STEPS: dict[str, tuple[Make, tuple[tuple[int, ...], ...]]] = {
     ),
 }
 
+UNDER_AUTOCAST = [name for name in STEPS if not name.startswith("attention") or name == "attention with its weights"]
+
+DIFFERS_UNDER_AUTOCAST = {
+    "sums of products": "a cumulated sum and a norm read half precision on a GPU, and a float32 copy of it here",
+    "cell of an RNN": "the casts come in another order",
+    "cell of an LSTM": "the state is cast, too",
+}
+
 DIFFERS = {
     "cell of a GRU": f"before 2.15 {NEEDS_A_GPU}",
     "LSTM": NEEDS_A_GPU,
@@ -144,18 +158,20 @@ def flash_attention(
     return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)[0]
 
 
-def trained(model: nn.Module, *inputs: Tensor) -> None:
-    backward(model(*inputs).float().mean())
-    for tensor in (*model.parameters(), *inputs):
-        tensor.grad = None
-
-
-def traced(name: str, device: str, given: str) -> Trace:
-    """A training step, on fake tensors of ``device``; ``given`` to ``trace_step`` as the device to trace for."""
+def traced(name: str, device: str, amp: torch.dtype | None = None) -> Trace:
+    """A training step on fake tensors: of the CPU, traced as on a GPU; or of CUDA, traced as it is."""
     make, shapes = STEPS[name]
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
         arguments = (make(), *(torch.ones(shape, requires_grad=True) for shape in shapes))
-    return trace_step(trained, arguments, device=given, min_size=MIN_SIZE)
+
+    def trained(model: nn.Module, *inputs: Tensor) -> None:
+        with nullcontext() if amp is None else autocast(amp) if device == "cuda" else torch.autocast("cpu", amp):
+            result = model(*inputs)
+        backward(result.float().mean())
+        for tensor in (*model.parameters(), *inputs):
+            tensor.grad = None
+
+    return trace_step(trained, arguments, device="cuda" if device == "cpu" else "cpu", min_size=MIN_SIZE)
 
 
 def operations(trace: Trace) -> list[tuple[str, list[int]]]:
@@ -168,18 +184,27 @@ def operations(trace: Trace) -> list[tuple[str, list[int]]]:
     return [op for op in found if not (has_attention and op[0] == "aten::clone")]
 
 
-def case(name: str) -> Any:
-    marks = [pytest.mark.xfail(reason=DIFFERS[name], strict=False)] if name in DIFFERS else []
-    return pytest.param(name, marks=marks)
+def cases(names: Iterable[str], differs: dict[str, str]) -> list[Any]:
+    """Those that differ are expected to fail: a newer PyTorch may know more without a GPU."""
+    marks = {name: pytest.mark.xfail(reason=reason, strict=False) for name, reason in differs.items()}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", [case(name) for name in STEPS])
+@pytest.mark.parametrize("name", cases(STEPS, DIFFERS))
 def test_a_step_traced_as_on_a_gpu_is_that_of_a_build_for_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    as_on_cuda = operations(traced(name, "cpu", "cuda"))
+    as_on_cuda = operations(traced(name, "cpu"))
     monkeypatch.setattr(F, "scaled_dot_product_attention", flash_attention)
-    on_cuda = operations(traced(name, "cuda", "cpu"))
-    assert as_on_cuda == on_cuda
+    assert as_on_cuda == operations(traced(name, "cuda"))
+
+
+@needs_cuda
+@pytest.mark.parametrize("amp", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("name", cases(UNDER_AUTOCAST, DIFFERS | DIFFERS_UNDER_AUTOCAST))
+def test_so_it_is_under_autocast(name: str, amp: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_on_cuda = operations(traced(name, "cpu", amp))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", flash_attention)
+    assert as_on_cuda == operations(traced(name, "cuda", amp))
 
 
 @needs_cuda

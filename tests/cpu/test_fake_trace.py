@@ -283,6 +283,33 @@ def test_on_a_gpu_log_sigmoid_keeps_no_buffer() -> None:
     assert held(trace_step(*given, min_size=1), "aten::log_sigmoid_forward") == [2 * 16 * 32 * 4]
 
 
+def test_on_a_gpu_autocast_keeps_norms_and_softmax_in_float32() -> None:
+    """On the CPU they take half precision, and pooling of volumes does not."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Softmax(-1))
+    given = (model, (torch.ones(32, 64),))
+    there = trace_step(*given, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    here = trace_step(*given, amp=torch.float16, min_size=MIN_SIZE)
+    for name in ("aten::native_layer_norm", "aten::_softmax"):
+        assert held(there, name) == [32 * 64 * 4]
+        assert held(here, name) == [32 * 64 * 2]
+
+    volumes = nn.Sequential(nn.Conv3d(4, 4, 1), nn.MaxPool3d(2)), (torch.ones(1, 4, 16, 16, 16),)
+    results = 4 * 8 * 8 * 8
+    there = trace_step(*volumes, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    here = trace_step(*volumes, amp=torch.float16, min_size=MIN_SIZE)
+    assert held(there, "aten::max_pool3d_with_indices") == [results * (2 + 8)]
+    assert held(here, "aten::max_pool3d_with_indices") == [results * (4 + 8)]
+
+
+def test_on_a_gpu_autocast_widens_scores_after_their_logarithm_of_softmax() -> None:
+    def step(model: nn.Module, x: Tensor) -> None:
+        F.cross_entropy(model(x), torch.ones(64, dtype=torch.long)).backward()
+
+    given = (step, (nn.Linear(32, 64), torch.ones(64, 32)))
+    there = trace_step(*given, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    assert held(there, "aten::_log_softmax") == [64 * 64 * 2]
+
+
 class ReadsAValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool(x.sum() > 0) else x

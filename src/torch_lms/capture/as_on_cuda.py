@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from torch_lms.capture.autocast_as_on_cuda import as_autocast_on_cuda
+
 _F: Any = torch.nn.functional
 _VF: Any = torch._VF
 _RELU, _TANH, _LSTM, _GRU = range(4)
@@ -31,6 +33,8 @@ class AsOnCuda(TorchFunctionMode):
     ) -> Any:
         """Call ``func``, or what stands for it."""
         given = dict(kwargs or {})
+        if torch.is_autocast_enabled("cpu"):
+            func = as_autocast_on_cuda(func)
         if func is _F.dropout:
             return _dropout(*args, **given)
         if func is _F.scaled_dot_product_attention:
@@ -73,6 +77,8 @@ def _attention(
 def _of_several_heads(func: FunctionType) -> FunctionType:
     """``func`` with ours instead of the functions that it calls: the mode does not see what a function calls."""
     seen_by_it = {**func.__globals__, "dropout": _dropout, "scaled_dot_product_attention": _attention}
+    if torch.is_autocast_enabled("cpu"):
+        seen_by_it["softmax"] = as_autocast_on_cuda(_F.softmax)
     ours = FunctionType(func.__code__, seen_by_it, func.__name__, func.__defaults__, func.__closure__)
     ours.__kwdefaults__ = func.__kwdefaults__
     return ours
