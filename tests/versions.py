@@ -44,7 +44,9 @@ ACCELERATOR = (
     "tests/accelerator/test_found_by_review.py",
     "tests/accelerator/test_programs.py",
     "tests/accelerator/test_schedules.py",
-    "tests/gpu",
+    "tests/gpu/test_bandwidth.py",
+    "tests/gpu/test_memory.py",
+    "tests/gpu/test_streams.py",
 )
 """They build the test accelerator against the headers of this PyTorch."""
 
