@@ -72,7 +72,7 @@ def _softmax(func: Callable[..., Any]) -> Callable[..., Any]:
     def call(input: torch.Tensor, dim: int | None = None, *rest: Any, **given: Any) -> Any:
         given.pop("_stacklevel", None)
         has_type = given.get("dtype") is not None or any(isinstance(value, torch.dtype) for value in rest)
-        if dim is None or has_type or input.dtype is not torch.float16:
+        if not isinstance(dim, int) or has_type or input.dtype is not torch.float16:
             return _in_float32(func)(input, dim, *rest, **given)
         with torch.autocast("cpu", enabled=False):
             return kernel(input, dim, True)
