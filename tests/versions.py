@@ -118,7 +118,10 @@ def sweep(workers: int) -> tuple[str, bool]:
 def judged(verdicts: str) -> str:
     """The verdicts of a sweep, which are JSON lines, by kind."""
     found = [json.loads(line) for line in verdicts.splitlines()]
-    shown = {"mode": "as any mode"}
+    shown = {
+        "mode": "as any mode",
+        "differs": "unrepeatable",
+    }  # where it differs and is no failure, it is known for that
     states = Counter("failed" if one["failures"] else shown.get(one["state"], one["state"]) for one in found)
     return ", ".join(f"{count} {state}" for state, count in states.most_common())
 
