@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         touched,
     )
     from torch_lms.runtime.stats import Stats
+    from torch_lms.runtime.torch_version import UntestedTorchWarning
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for PyTorch's memory on the host (N19)
 
@@ -54,6 +55,7 @@ __all__ = [
     "StoreError",
     "StoreFullError",
     "UnsupportedError",
+    "UntestedTorchWarning",
     "UsageError",
     "WorkingSetError",
     "__version__",
@@ -71,7 +73,11 @@ __all__ = [
     "trace_step",
 ]
 
-_MODULES = {"Stats": "torch_lms.runtime.stats", "trace_step": "torch_lms.capture.fake"}
+_MODULES = {
+    "Stats": "torch_lms.runtime.stats",
+    "UntestedTorchWarning": "torch_lms.runtime.torch_version",
+    "trace_step": "torch_lms.capture.fake",
+}
 
 
 def __getattr__(name: str) -> Any:

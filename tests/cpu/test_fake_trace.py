@@ -240,6 +240,76 @@ def test_on_a_gpu_attention_with_dropout_is_one_operation(attend: Callable[[Tens
     assert [op.name for op in trace.ops] == ["aten::_scaled_dot_product_flash_attention_for_cpu"]
 
 
+def names(trace: Trace) -> set[str]:
+    return {op.name for op in trace.ops}
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_on_a_gpu_several_heads_have_its_attention_and_dropout(needs_weights: bool) -> None:
+    heads = nn.MultiheadAttention(32, 4, dropout=0.1)
+
+    def step(heads: nn.Module, x: Tensor) -> None:
+        heads(x, x, x, need_weights=needs_weights)[0].sum().backward()
+
+    found = names(trace_step(step, (heads, torch.ones(16, 4, 32)), device="cuda", min_size=1))
+    assert "aten::bernoulli_.float" not in found
+    assert ("aten::native_dropout" in found) == needs_weights
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in found) != needs_weights
+
+
+def test_on_a_gpu_the_gates_of_a_cell_are_one_operation() -> None:
+    def step(cell: nn.Module, x: Tensor) -> None:
+        cell(x)[0].sum().backward()
+
+    trace = trace_step(step, (nn.LSTMCell(16, 32), torch.ones(8, 16)), device="cuda", min_size=1)
+    state = 8 * 32 * 4
+    assert sorted(held(trace, "aten::_thnn_fused_lstm_cell")) == [state + state + 4 * state]
+    assert "aten::sigmoid_" not in names(trace)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_on_a_gpu_rms_norm_is_one_operation_in_each_direction(affine: bool) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.RMSNorm(32, elementwise_affine=affine))
+    there = trace_step(model, (torch.ones(16, 32),), "sgd", device="cuda", min_size=1)
+    assert held(there, "aten::_fused_rms_norm") == [16 * 32 * 4 + 16 * 4]
+    assert held(there, "aten::_fused_rms_norm_backward") == [16 * 32 * 4 + 32 * 4 * affine]
+    assert "aten::rsqrt" not in names(there)
+    assert "aten::rsqrt" in names(trace_step(model, (torch.ones(16, 32),), "sgd", min_size=1))
+
+
+def test_on_a_gpu_log_sigmoid_keeps_no_buffer() -> None:
+    given = (nn.LogSigmoid(), (torch.ones(16, 32),))
+    assert held(trace_step(*given, device="cuda", min_size=1), "aten::log_sigmoid_forward") == [16 * 32 * 4]
+    assert held(trace_step(*given, min_size=1), "aten::log_sigmoid_forward") == [2 * 16 * 32 * 4]
+
+
+def test_on_a_gpu_autocast_keeps_norms_and_softmax_in_float32() -> None:
+    """On the CPU they take half precision, and pooling of volumes does not."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.Softmax(-1))
+    given = (model, (torch.ones(32, 64),))
+    there = trace_step(*given, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    here = trace_step(*given, amp=torch.float16, min_size=MIN_SIZE)
+    for name in ("aten::native_layer_norm", "aten::_softmax"):
+        assert held(there, name) == [32 * 64 * 4]
+        assert held(here, name) == [32 * 64 * 2]
+
+    volumes = nn.Sequential(nn.Conv3d(4, 4, 1), nn.MaxPool3d(2)), (torch.ones(1, 4, 16, 16, 16),)
+    results = 4 * 8 * 8 * 8
+    there = trace_step(*volumes, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    here = trace_step(*volumes, amp=torch.float16, min_size=MIN_SIZE)
+    assert held(there, "aten::max_pool3d_with_indices") == [results * (2 + 8)]
+    assert held(here, "aten::max_pool3d_with_indices") == [results * (4 + 8)]
+
+
+def test_on_a_gpu_autocast_widens_scores_after_their_logarithm_of_softmax() -> None:
+    def step(model: nn.Module, x: Tensor) -> None:
+        F.cross_entropy(model(x), torch.ones(64, dtype=torch.long)).backward()
+
+    given = (step, (nn.Linear(32, 64), torch.ones(64, 32)))
+    there = trace_step(*given, device="cuda", amp=torch.float16, min_size=MIN_SIZE)
+    assert held(there, "aten::_log_softmax") == [64 * 64 * 2]
+
+
 class ReadsAValue(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if bool(x.sum() > 0) else x

@@ -20,6 +20,7 @@ from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.raw import RawPatches
 from torch_lms.errors import UnsupportedError
 from torch_lms.runtime import api
+from torch_lms.runtime.executor import CAN_SWAP
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_checkpoint_three_times_the_limit(tmp_path: Path) -> None:
             if lms is not None:
                 lms.validate()
                 stats = lms.stats()
-                assert stats.unpaged_bytes == {}
+                assert stats.unpaged_bytes.keys() <= (set() if CAN_SWAP else {"not resizable"})
                 assert stats.evicted_bytes > 0
         return losses, model.state_dict()
 

@@ -165,7 +165,10 @@ def main(match: str, every: int, workers: int, output: Path | None, worker: bool
     for reason in sorted(reasons):
         console.print(f"  {reason}", markup=False)
     if output is not None:
-        lines = (json.dumps({"case": str(case), **asdict(verdict)}) for case, verdict in results)
+        lines = (
+            json.dumps({"case": str(case), **asdict(verdict), "failures": failures(case, verdict)})
+            for case, verdict in results
+        )
         output.write_text("".join(f"{line}\n" for line in lines))
     sys.exit(any(failures(case, verdict) for case, verdict in results))
 

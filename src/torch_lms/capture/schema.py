@@ -89,6 +89,9 @@ _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "a
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
 """Namespaces whose schemas are known to tell what is written, but for the lists above."""
 
+_WHOLE_ON_GPUS = frozenset({"aten::_fused_rms_norm"})
+"""Operators that are made of others on the CPU alone: on a GPU they have a kernel, which rounds in another way."""
+
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem"})
 
 
@@ -209,10 +212,12 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
 
 
 def is_composite(name: str) -> bool:
-    """Whether the operator of that name is made of others, and has no kernel of its own."""
+    """Whether the operator of that name is made of others, and has no kernel of its own on any device."""
     if not torch._C._dispatch_has_kernel(name):  # one of TorchScript's: it asks a tensor for its size or layout
         return False
-    return bool(_has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU"))
+    return bool(
+        _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, "CPU") and name not in _WHOLE_ON_GPUS
+    )
 
 
 def is_checked(name: str) -> bool:

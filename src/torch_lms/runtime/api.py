@@ -20,6 +20,7 @@ from torch_lms.runtime.session import Session
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.runtime.steps import StepHooks
 from torch_lms.runtime.streams import StreamExecutor
+from torch_lms.runtime.torch_version import warn_if_untested
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
 from torch_lms.timeline import Timeline
@@ -305,6 +306,7 @@ def _start(options: Options) -> Lms:
         return _running
     if _running is not None:
         raise SessionError("LMS is on already, and a process has one session: call torch_lms.disable() first")
+    warn_if_untested()
     _running = Lms(options)
     return _running
 

@@ -214,7 +214,8 @@ def _page_locking(device: torch.device, room: int) -> PageLocking:
     except RuntimeError as error:
         return PageLocking(ulimit, 0, 0.0, str(error).splitlines()[0])
     elapsed_s = time.perf_counter() - started
-    torch.accelerator.empty_host_cache()
+    if hasattr(torch.accelerator, "empty_host_cache"):  # from PyTorch 2.12 on: else its cache keeps the trial's memory
+        torch.accelerator.empty_host_cache()
     return PageLocking(ulimit, nbytes, elapsed_s, "")
 
 

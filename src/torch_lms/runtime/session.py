@@ -361,9 +361,11 @@ class Session(PageOwner):
     # -- optimizers --------------------------------------------------------------------------------------------------
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """The program owns these, and nobody else their memory: page them even if they refuse to be resized (N12)."""
+        """The program owns these, and nobody else their memory: page them before they are used, and even if they refuse
+        to be resized (N12).
+        """
         with no_torch_function():
-            storages = [(storage_of(tensor), tensor) for tensor in tensors_among(tensors)] if CAN_SWAP else []
+            storages = [(storage_of(tensor), tensor) for tensor in tensors_among(tensors)]
         for storage, tensor in storages:
             entry = self.entry_of(storage, tensor)
             if entry is None:
@@ -373,7 +375,7 @@ class Session(PageOwner):
                 page = entry.engine.pager.book[entry.page]
                 if entry.is_exported or page.pins:
                     continue  # somebody else has its memory, too
-                if page.unpageable == NOT_RESIZABLE:
+                if CAN_SWAP and page.unpageable == NOT_RESIZABLE:
                     self._table.drop(entry)
                     self._register(storage, tensor, is_owned=True)
 
