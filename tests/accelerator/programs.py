@@ -182,6 +182,31 @@ def let_go_before_a_recomputation(device: torch.device) -> None:
         raise Wrong("nothing was recomputed")
 
 
+def recomputed_and_evicted(device: torch.device) -> None:
+    """A dropped page is recomputed because its input is about to be written, and leaves before anything uses it."""
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
+    ):
+        for step in range(6):
+            x = full(2, device)
+            page = x + 1
+            used = page.sum()
+            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
+            filler.add_(1)
+            del filler
+            if step == 5:  # unlike the plan
+                before = lms.stats().recomputes
+                x.zero_()
+                if lms.stats().recomputes == before:
+                    raise Wrong("nothing was recomputed")
+                lms.reclaim()
+            expect(page, 3)
+            expect(used, 3 * COUNT)
+            del x, page, used
+            lms.step()
+
+
 def slow_disk(device: torch.device) -> None:
     """A page goes to the disk in pieces, by way of two buffers, and each write takes its time."""
     move = Write._move
@@ -247,6 +272,7 @@ PROGRAMS: dict[str, Program] = {
         second_owner,
         let_go_before_an_order,
         let_go_before_a_recomputation,
+        recomputed_and_evicted,
         slow_disk,
         fetch_given_up,
         eviction_given_up,
