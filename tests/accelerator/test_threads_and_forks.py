@@ -17,7 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torch_lms
 from tests import accelerator
+from torch_lms.engine import engine
 from torch_lms.errors import ForkedPageError
+from torch_lms.planner import Speeds
 
 MIN_SIZE = 1024
 
@@ -213,3 +215,25 @@ def test_every_device_has_a_limit_of_its_own(device: torch.device, module: Modul
         lms.validate()
         assert lms.stats().evictions >= 4
     assert [float(t[-1]) for t in (*here, *there)] == [1.0, 2.0, 3.0, 4.0] * 2
+
+
+def test_a_copy_from_another_device_is_moved_and_not_recomputed(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its source is a page of another engine, which knows nothing of what depends on it."""
+    other = torch.device(accelerator.NAME, 1)
+    count = 1 << 16
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))  # whatever can be recomputed is
+    with torch_lms.session(limit=5 * count, min_size=MIN_SIZE) as lms:
+        for step in range(6):
+            torch.ones(4 * count, device=other).add_(1)  # room is short there, too
+            source = torch.full((count,), float(step), device=other)
+            page = source.to(device)
+            used = page.sum()
+            torch.zeros(4 * count, device=device).add_(1)  # there is no room for both
+            assert float((page * 2)[7]) == 2.0 * step
+            assert float(used) == step * count
+            del page, used, source
+            lms.step()
+        assert lms.stats().planned_steps > 0
+        lms.validate()

@@ -4,6 +4,7 @@ import os
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -134,7 +135,7 @@ def collectives(where: Where, found: Found) -> None:
     elif torch.accelerator.device_count() > 1:
         asked += [("ddp", 2), ("fsdp2", 2)]
     for script, ranks in asked:
-        _try(found, script, ranks, lambda s=script, r=ranks: _torchrun(where, s, r, backend))
+        _try(found, script, ranks, partial(_torchrun, where, script, ranks, backend))
     found.summary = f"{len(asked) - len(found.failures)} of {len(asked)} equal to the bit"
     found.figures = {"asked": asked}
 

@@ -38,7 +38,12 @@ class Repeating(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         info, tensors = describe(func), tensors_among((*args, *kwargs.values()))
-        if info.view or info.composite or types or not can_be_repeated(info, args, kwargs, self.find):
+        if (
+            info.view
+            or info.composite
+            or types
+            or not can_be_repeated(info, args, kwargs, self.find, torch.device("cpu"))
+        ):
             return func(*args, **kwargs)
         call = capture_call(func, info, args, kwargs, self.find, lambda _: 0)
         storages = {entry.page: untyped_storage(tensor).clone() for tensor in tensors if (entry := self.of(tensor))}

@@ -165,14 +165,25 @@ class Call:
             storages[view.entry.page] = untyped_storage(results[position])
 
 
-def can_be_repeated(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find) -> bool:
-    """Whether a call gives the same bits whenever it is made with the same."""
+def can_be_repeated(
+    info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find, device: torch.device
+) -> bool:
+    """Whether a call, whose results are on ``device``, gives the same bits whenever it is made with the same.
+
+    Not with pages of another device: its engine does not know what depends on them here.
+    """
     if not info.repeatable:
         return False
     tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     if not all(map(is_bare, tensors)):
         return False
-    small = (storage for tensor in tensors if find(storage := untyped_storage(tensor)) is None)
+    small = []
+    for tensor in tensors:
+        storage = untyped_storage(tensor)
+        if find(storage) is None:
+            small.append(storage)
+        elif tensor.device != device:
+            return False
     return bool(sum(map(storage_nbytes, small)) <= _MAX_SMALL_BYTES)
 
 

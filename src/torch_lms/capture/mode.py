@@ -349,7 +349,7 @@ class _Op(Use):
 
     @property
     def is_repeatable(self) -> bool:
-        return can_be_repeated(self.info, self.args, self.kwargs, self.find)
+        return can_be_repeated(self.info, self.args, self.kwargs, self.find, self.device)
 
     def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
         if self.is_repeatable:
