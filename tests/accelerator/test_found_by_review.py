@@ -5,10 +5,12 @@ from types import ModuleType
 
 import pytest
 import torch
+import torch.distributed
 
 import torch_lms
 from tests import accelerator
 from torch_lms.runtime import api, calibrate
+from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.streams import StreamExecutor
 
@@ -83,6 +85,27 @@ def test_the_end_of_a_collective_is_waited_for_before_memory_is_given_up_for_los
         assert lms.stats().recoveries > 0
         module.set_capacity(accelerator.CAPACITY)
     assert float(held[-1]) == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "is_it"),
+    [
+        (torch.OutOfMemoryError("anything"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (
+            torch.distributed.DistBackendError(
+                "NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error\nLast error:\n"
+                "Cuda failure 2 'out of memory'"
+            ),
+            True,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("NCCL error: unhandled system error\nCuda failure 700 'an illegal memory access'"), False),
+        (ValueError("CUDA error: out of memory"), False),
+    ],
+)
+def test_what_says_that_memory_ran_out(error: Exception, is_it: bool, device: torch.device) -> None:
+    assert AcceleratorDevice(device).is_out_of_memory(error) is is_it
 
 
 def test_auto_leaves_a_share_of_the_whole(module: ModuleType, device: torch.device) -> None:
