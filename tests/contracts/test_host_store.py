@@ -13,16 +13,17 @@ MB = 1 << 20
 
 
 class PageLock:
-    """Stands for the device's allocator; counts, and refuses what is above ``most``."""
+    """Stands for the device's allocator; counts, and refuses what is above ``most``, with an error of ``kind``."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Exception] = RuntimeError) -> None:
         self.asked: list[int] = []
         self.most = 1 << 40
+        self.kind = kind
 
     def __call__(self, nbytes: int) -> torch.Tensor:
         self.asked.append(nbytes)
         if nbytes > self.most:
-            raise RuntimeError("CUDA error: out of memory")
+            raise self.kind("CUDA error: out of memory")
         return torch.empty(nbytes, dtype=torch.uint8)
 
 
@@ -120,7 +121,11 @@ def test_no_slab_is_dropped_in_vain(store: HostStore, page_lock: PageLock) -> No
     assert len(page_lock.asked) == 4
 
 
-def test_a_refused_slab_is_asked_for_again_in_the_size_needed(store: HostStore, page_lock: PageLock) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, StoreFullError])
+def test_a_refused_slab_is_asked_for_again_in_the_size_needed(
+    kind: type[Exception], store: HostStore, page_lock: PageLock
+) -> None:
+    page_lock.kind = kind
     page_lock.most = 2 * MB
     store.reserve(2 * MB)
     assert page_lock.asked == [4 * MB, 2 * MB]
@@ -132,8 +137,8 @@ def test_a_refused_slab_is_asked_for_again_in_the_size_needed(store: HostStore, 
 class SlowLock(PageLock):
     """On another thread than the test's own it waits until it may, and says when it is there."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, kind: type[Exception] = RuntimeError) -> None:
+        super().__init__(kind)
         self.owner = threading.get_ident()
         self.is_asked = threading.Event()
         self.may_go_on = threading.Event()
@@ -163,8 +168,9 @@ def test_the_next_slab_is_locked_while_the_last_one_fills() -> None:
     assert store.locked_bytes == 0
 
 
-def test_a_slab_that_cannot_be_locked_ahead_troubles_nobody_before_it_is_needed() -> None:
-    page_lock = SlowLock()
+@pytest.mark.parametrize("kind", [RuntimeError, MemoryError, StoreFullError])
+def test_a_slab_that_cannot_be_locked_ahead_troubles_nobody_before_it_is_needed(kind: type[Exception]) -> None:
+    page_lock = SlowLock(kind)
     page_lock.may_go_on.set()
     store = HostStore(16 * MB, page_lock, slab_bytes=4 * MB, works_ahead=True)
     store.reserve(2 * MB)

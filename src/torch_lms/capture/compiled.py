@@ -104,19 +104,20 @@ class CompiledRegions:
     def _run(self, call: Callable[[Inputs], Any], compiled: Any, inputs: Inputs) -> Any:
         owner = self._owner
         region = self._region(compiled)
-        writes = getattr(compiled, "mutated_input_idxs", range(len(inputs)))
-        written = owner.entries_of([inputs[index] for index in writes])
+        written = [inputs[index] for index in getattr(compiled, "mutated_input_idxs", range(len(inputs)))]
+        written_entries = owner.entries_of(written)
         entries = owner.entries_of(inputs)
         is_tight = owner.tight(entries)
         new_bytes = self._room_needed(region, entries) if is_tight else 0
-        undo = self._snapshot([inputs[index] for index in writes]) if is_tight and not region.is_backward else None
+        undo = self._snapshot(written) if is_tight and not region.is_backward else None
+        del written  # what the region lets go of shall be freed
         owner.begin(self._use, entries, new_bytes)
         try:
             result = self._call(call, region, inputs, entries, undo)
             made = [entry for entry in owner.entries_of((result,), is_new=True) if entry not in entries]
             region.new_bytes = sum(entry.nbytes for entry in made)
         finally:
-            owner.end(entries, written)
+            owner.end(entries, written_entries)
         return result
 
     def _region(self, compiled: Any) -> _Region:
@@ -137,7 +138,9 @@ class CompiledRegions:
     def _snapshot(self, written: list[Any]) -> Undo | None:
         find = self._owner.find
         tensors = tensors_among(written)
-        return snapshot(tensors, lambda tensor: find(storage_of(tensor)) is not None, generator_of(self._use.device))
+        generator = generator_of(self._use.device)
+        with self._owner.unseen():
+            return snapshot(tensors, lambda tensor: find(storage_of(tensor)) is not None, generator)
 
     def _call(
         self, call: Callable[[Inputs], Any], region: _Region, inputs: Inputs, entries: list[Entry], undo: Undo | None
@@ -156,12 +159,10 @@ class CompiledRegions:
                 error.add_note(_CANNOT_RUN_AGAIN)
                 raise
         owner.recover(entries, region.new_bytes)
-        undo()
-        again = list(kept)
-        kept.clear()
         try:
             with owner.unseen():
-                return call(again)
+                undo()
+                return call(kept)
         except (RuntimeError, MemoryError) as error:
             if not owner.is_out_of_memory(error):
                 raise

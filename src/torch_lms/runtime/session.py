@@ -321,9 +321,10 @@ class Session(PageOwner):
         Raises:
             UsageError: there are none, or it cannot have found one there; or what depends on one is lost.
         """
-        entries = self.entries_of(tensors_within(tensors))
-        if not entries and not tensors_within(tensors):
+        found = tensors_within(tensors)
+        if not found:
             raise UsageError(f"touched() takes tensors that were written; got {tensors!r}")
+        entries = self.entries_of(found)
         with self.lock:
             self._reap()
             for backend, its in self._table.group(entries):

@@ -109,8 +109,9 @@ class StreamExecutor(Executor):
         self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
 
     def mark(self, tick: int) -> StreamEvent:
-        event = self.clock.mark()
-        self._marks.add(self._device.current_stream(), tick, event)
+        stream = self._device.current_stream()
+        event = self._device.record(stream)
+        self._marks.add(stream, tick, event)
         return event
 
     def forget_marks(self) -> None:

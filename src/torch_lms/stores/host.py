@@ -4,6 +4,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -18,6 +19,9 @@ from torch_lms.units import format_bytes
 
 _GRAIN = 4096
 """What the system locks; also keeps every page's copy aligned for the device's copy engines."""
+
+_REFUSALS = (RuntimeError, MemoryError, StoreError)
+"""Errors that say that so much cannot be page-locked."""
 
 _MAX_SLAB = 2 << 30
 """Slabs grow with what is locked already: to lock takes some tenths of a second for each gigabyte."""
@@ -67,7 +71,7 @@ class HostStore(Store):
 
     Args:
         capacity: most bytes of all slabs together.
-        page_lock: gives a page-locked 1-D uint8 tensor of exactly so many bytes. May raise RuntimeError or MemoryError.
+        page_lock: gives a page-locked 1-D uint8 tensor of exactly so many bytes. May raise one of ``_REFUSALS``.
         slab_bytes: the least that is asked of it at a time, but for what ``capacity`` leaves.
         works_ahead: whether a thread locks the next slab while the last one fills.
     """
@@ -212,26 +216,32 @@ class HostStore(Store):
         unused = self._extents.total_bytes - self._extents.used_bytes
         if wanted < needed or unused * 2 >= wanted:
             return
+        worker = IoThread(partial(self._lock_ahead, wanted), "torch-lms-page-lock")
+        try:
+            worker.start()
+        except RuntimeError:  # no threads left: slabs are locked when they are needed
+            self._works_ahead = False
+            return
+        self._worker = worker
         self._ahead_bytes = wanted
-        self._worker = IoThread(self._lock_ahead, "torch-lms-page-lock")
-        self._worker.start()
 
-    def _lock_ahead(self) -> None:
+    def _lock_ahead(self, nbytes: int) -> None:
         memory = None
         try:
-            memory = self._page_lock(self._ahead_bytes)
-        except (RuntimeError, MemoryError):
+            memory = self._page_lock(nbytes)
+        except _REFUSALS:
             self._works_ahead = False  # whoever needs it will be told why
-        with self._lock:
-            self._ahead_bytes = 0
-            if memory is not None and not self._closed:
-                self._append(memory)
-            self._is_done.notify_all()
+        finally:  # whatever happened: others may wait for this
+            with self._lock:
+                self._ahead_bytes = 0
+                if memory is not None and not self._closed:
+                    self._append(memory)
+                self._is_done.notify_all()
 
     def _locked(self, wanted: int, needed: int) -> torch.Tensor:
         try:
             return self._page_lock(wanted)
-        except (RuntimeError, MemoryError) as error:
+        except _REFUSALS as error:
             if wanted > needed:
                 return self._locked(needed, needed)
             refusal = f"the system refused to page-lock {format_bytes(needed)} more ({error})"
