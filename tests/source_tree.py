@@ -11,13 +11,14 @@ GROUND = frozenset({"errors", "renamed", "units", "import_hooks"})
 LOW = GROUND | {"trace", "machine"}
 DECISIONS = LOW | {"residency", "policy"}
 MODELS = DECISIONS | {"pager", "timeline"}
-MECHANISMS = MODELS | {"engine", "stores", "capture"}
+MECHANISMS = MODELS | {"engine", "stores", "capture", "native"}
 
 FLOORS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "renamed": frozenset(),
     "import_hooks": frozenset(),
     "units": frozenset({"errors"}),
+    "native": GROUND,
     "trace": GROUND,
     "machine": GROUND,
     "residency": LOW,

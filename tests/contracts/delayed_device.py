@@ -27,7 +27,6 @@ from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import storage_of, tensors_among
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
-from torch_lms.runtime import attach
 from torch_lms.runtime.device import StreamDevice
 from torch_lms.runtime.executor import empty_storage, fill_storage, memory_of
 from torch_lms.runtime.options import Options
@@ -574,13 +573,13 @@ def paged(
         session = Session(options, lambda _: rig.executor)
         hooks = StepHooks(session.step, session.adopt, lambda: session.uses, session.suspecting)
         hooks.install()
-        attach.attach(session.mode)
+        session.interposer.attach()
         try:
             yield session
             session.close()
         finally:
             hooks.uninstall()
-            attach.detach(session.mode)
+            session.interposer.detach()
             if session.active:  # a test went wrong
                 session._let_go()
                 rig.host.close()

@@ -19,6 +19,7 @@ from torch_lms.runtime.bandwidth import Link, device_links, disk_links, memory_l
 from torch_lms.runtime.probe import (
     Accelerator,
     ChosenLimit,
+    Interposer,
     Machine,
     PageLocking,
     Processor,
@@ -149,6 +150,7 @@ def machine() -> Machine:
         SpillDirectory(Path("/scratch"), "ext4", 900 * GB, 500 * GB, direct=True),
         ChosenLimit("cpu", 47 * GB, "available RAM"),
         (Link("memory copy", 5e9, GB), Link("disk write", 1e9, GB), Link("disk read", 1e9, GB)),
+        Interposer("native", "it was built"),
     )
 
 

@@ -6,7 +6,6 @@ As in `test_features.py`: a feature is a function without arguments that returns
 import copy
 import io
 import pickle
-from contextlib import nullcontext
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.optim import lr_scheduler, swa_utils
 from torch.utils import checkpoint
 
-from tests.cpu.test_features import EmptyMode, Feature, cases, check, entering, everything_leaves, leaf, with_gradients
+from tests.cpu.test_features import Feature, cases, check, entering, everything_leaves, leaf, reference, with_gradients
 
 FEATURES: dict[str, Feature] = {}
 feature = entering(FEATURES)
@@ -738,4 +737,4 @@ def trained_for_quantizing() -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", cases(FEATURES, BROKEN, BROKEN_CRASH))
 def test_equal_to_the_bit(name: str) -> None:
-    check(FEATURES[name], EmptyMode() if name in CHANGED_BY_ANY_MODE else nullcontext())
+    check(FEATURES[name], reference(name in CHANGED_BY_ANY_MODE))

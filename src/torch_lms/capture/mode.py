@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -35,7 +35,7 @@ from torch_lms.capture.tensors import (
 )
 from torch_lms.capture.undo import Undo, generator_of, snapshot
 
-_FILLED_UNSEEN = 64 << 10
+FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
 
 _nbytes_of: Callable[[Entry], int] = attrgetter("nbytes")
@@ -46,17 +46,24 @@ _OUT_OF_BOUNDS = "out of bounds for storage"
 
 
 class LmsMode(TorchDispatchMode):
-    """Tells the owner of the pages of every operation. Holds no argument longer than the operation (N21)."""
+    """Tells the owner of the pages of every operation. Holds no argument longer than the operation (N21).
+
+    Args:
+        owner: of the pages.
+        seen: inside it, operations come here once more. None where that means to be inside this mode: otherwise the
+            native interposer has what it cannot decide ``run``.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, owner: PageOwner) -> None:
+    def __init__(self, owner: PageOwner, seen: Callable[[], AbstractContextManager[Any]] | None = None) -> None:
         super().__init__()
         self._owner = owner
         self._fast_path = owner.fast_path
         self._find = owner.find
         self._sizes = Sizes()
         self._left_out = threading.local()
+        self._seen = seen or (lambda: self)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -81,37 +88,44 @@ class LmsMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run ``func`` with its pages resident."""
+        """See ``run``. Tensors that dispatch by themselves take themselves apart."""
         kwargs = kwargs or {}
-        if self._owner.interrupted:
-            self._owner.deliver()
-        if not self._owner.active or getattr(self._left_out, "now", False):
-            return func(*args, **kwargs)
-        values = (*args, *kwargs.values()) if kwargs else args
-        if not types:
-            pages: list[Entry] = []
-            info = describe(func)
-            seen = plain_pages(values, self._find, self._owner.min_size, pages) if info.is_simple else 0
-            if seen > 0 and self._passes(func, info, pages, args, kwargs):
-                try:
-                    return self._noticed(func(*args, **kwargs), info)
-                except (RuntimeError, MemoryError) as error:
-                    if not self._owner.is_out_of_memory(error) or info.writes or info.seeded:
-                        raise
-                finally:
-                    if pages:
-                        self._fast_path.exit(pages, wrote=bool(info.writes))
-            elif seen > 0 and not (info.composite or info.view):
-                return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
-        if types and (wrappers := wrappers_among(values)):
+        if types and self._is_watching() and (wrappers := wrappers_among((*args, *kwargs.values()))):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
             return self._let_dispatch(wrappers, func, args, kwargs)
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``func`` with its pages resident."""
+        if self._owner.interrupted:
+            self._owner.deliver()
+        if not self._is_watching():
+            return func(*args, **kwargs)
+        values = (*args, *kwargs.values()) if kwargs else args
+        pages: list[Entry] = []
+        info = describe(func)
+        seen = plain_pages(values, self._find, self._owner.min_size, pages) if info.is_simple else 0
+        if seen > 0 and self._passes(func, info, pages, args, kwargs):
+            try:
+                return self._noticed(func(*args, **kwargs), info)
+            except (RuntimeError, MemoryError) as error:
+                if not self._owner.is_out_of_memory(error) or info.writes or info.seeded:
+                    raise
+            finally:
+                if pages:
+                    self._fast_path.exit(pages, wrote=bool(info.writes))
+        elif seen > 0 and not (info.composite or info.view):
+            return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
         tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
+
+    def _is_watching(self) -> bool:
+        """Whether this thread's operations are seen now."""
+        return self._owner.active and not getattr(self._left_out, "now", False)
 
     def _let_dispatch(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each takes itself apart, and its parts come back here: but those with bytes of their own may do it unseen."""
@@ -156,7 +170,7 @@ class LmsMode(TorchDispatchMode):
         if info.opaque:
             tensors = tensors_within((args, kwargs))
         if info.composite and is_strided((*args, *kwargs.values())):
-            with self:  # not `decompose`, which prefers formulas in Python that round in another way
+            with self._seen():  # not `decompose`, which prefers formulas in Python that round in another way
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         if info.view and is_strided((*args, *kwargs.values())):
             result = self._view(func, tensors, args, kwargs)
@@ -196,7 +210,7 @@ class LmsMode(TorchDispatchMode):
 
         def run(instruction: split.Instruction) -> Any:
             if not isinstance(instruction, split.Part):  # an operation of its own
-                with self:
+                with self._seen():
                     return instruction.run()
             args = instruction.args
             kwargs = instruction.kwargs
@@ -281,7 +295,7 @@ class LmsMode(TorchDispatchMode):
         """``result``, with the pages in it known. Small empty ones are none before their first operation (N12)."""
         if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
-            if not info.empty or storage_nbytes(storage) >= _FILLED_UNSEEN:
+            if not info.empty or storage_nbytes(storage) >= FILLED_UNSEEN:
                 self._owner.entry_of(storage, result, is_new=True)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.unobserved import Undispatched
 
 _MAX_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
@@ -108,14 +109,14 @@ def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device
 
 def on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What ``func`` would give, on the meta device."""
-    with torch._C._DisableTorchDispatch():  # modes below ours must not see it
+    with Undispatched():  # modes below ours must not see it
         return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     if info.opaque or info.name in _DATA_DEPENDENT:
         return 0
-    with torch._C._DisableTorchDispatch():  # modes below ours must not see it
+    with Undispatched():  # modes below ours must not see it
         try:
             return _infer_on_meta(func, info, args, kwargs)
         except Exception:  # no meta kernel, sparse, generators, ...: make room reactively

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torch_lms.errors import UsageError
 from torch_lms.output import JsonTarget, json_option, people_console, write_json
 from torch_lms.units import format_bytes, format_seconds
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[str, str]]
 
+_INTERPOSERS = {"native": "the native interposer", "python": "a dispatch mode in Python"}
+
 
 @click.command()
 @click.option(
@@ -25,9 +28,10 @@ Rows = list[tuple[str, str]]
     help="Directory to look at and measure (default: where a session would spill).",
 )
 @click.option("--quick", is_flag=True, help="Measure nothing.")
+@click.option("--build", is_flag=True, help="Build the native interposer, if there is none yet for this PyTorch.")
 @click.option("--calibrate", is_flag=True, help="Measure operations too, for `torch-lms plan --machine this`.")
 @json_option
-def command(spill_dir: Path | None, quick: bool, calibrate: bool, json_to: JsonTarget | None) -> None:
+def command(spill_dir: Path | None, quick: bool, build: bool, calibrate: bool, json_to: JsonTarget | None) -> None:
     """Show what this machine has: devices, memory and the limits that bind, versions, the measured speed of every link.
 
     Measuring takes some seconds and writes up to 1 GiB to the spill directory.
@@ -36,6 +40,8 @@ def command(spill_dir: Path | None, quick: bool, calibrate: bool, json_to: JsonT
     from torch_lms.runtime.probe import probe
 
     console = people_console(json_to)
+    if build:
+        _build(console)
     if calibrate:
         _calibrate(console, spill_dir, json_to)
         return
@@ -48,6 +54,15 @@ def command(spill_dir: Path | None, quick: bool, calibrate: bool, json_to: JsonT
         binding, free_bytes = machine.memory.binding()
         result = {**asdict(machine), "binding": {"name": binding, "free_bytes": free_bytes}, "warnings": warnings}
         write_json(result, json_to)
+
+
+def _build(console: "Console") -> None:
+    from torch_lms.native import load
+
+    with console.status("building the native interposer"):
+        found = load.find()
+    if found.native is None:
+        raise UsageError(f"the native interposer cannot be had: {found.reason}")
 
 
 def _calibrate(console: "Console", spill_dir: Path | None, json_to: JsonTarget | None) -> None:
@@ -82,6 +97,7 @@ def _sections(machine: "Machine") -> Iterator[tuple[str, Rows]]:
     if machine.links:
         yield "Links", [(link.name, _speed(link.bytes_per_s, link.note)) for link in machine.links]
     limit = machine.auto_limit
+    yield "Operations", [("seen by", f"{_INTERPOSERS[machine.interposer.name]}: {machine.interposer.reason}")]
     yield 'limit="auto"', [(limit.device, f"{format_bytes(limit.nbytes)}: {limit.reason}")]
 
 

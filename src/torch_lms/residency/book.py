@@ -35,6 +35,11 @@ class Ledger:
         if self.live > self.peak_live:
             self.peak_live = self.live
 
+    def note_peak(self, nbytes: int) -> None:
+        """So much there was at once, all of it on the device, while nobody counted here."""
+        self.peak_device = max(self.peak_device, nbytes)
+        self.peak_live = max(self.peak_live, nbytes)
+
     def remove(self, nbytes: int) -> None:
         """Undo ``add``; the peaks stay."""
         self.device -= nbytes

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torch_lms.capture.unobserved import Undispatched
 from torch_lms.errors import StoreFullError, UsageError
 from torch_lms.runtime.device import StreamDevice, StreamEvent
 from torch_lms.runtime.executor import bytes_of, empty_storage, fill_storage
@@ -54,6 +55,7 @@ class AcceleratorDevice(StreamDevice):
         self._index = self._module.current_device() if device.index is None else device.index
         self._current_address = getattr(torch._C, f"_{device.type}_getCurrentRawStream", None)
         self._streams: dict[int, _Stream] = {}
+        self._by_number: dict[int, _Stream] = {}
 
     def current_stream(self) -> _Stream:
         # asked for every operation: PyTorch would make a new object each time
@@ -62,7 +64,14 @@ class AcceleratorDevice(StreamDevice):
         stream = self._streams.get(key)
         if stream is None:
             stream = self._streams[key] = _Stream(self._module.current_stream(self.device))
+            self._by_number[self.id_of(stream)] = stream
         return stream
+
+    def id_of(self, stream: _Stream) -> int:
+        return int(stream.native.stream_id)
+
+    def stream_of(self, number: int) -> _Stream:
+        return self._by_number[number]
 
     def new_stream(self) -> _Stream:
         return _Stream(self._module.Stream(self.device))
@@ -100,7 +109,7 @@ class AcceleratorDevice(StreamDevice):
         empty_storage(storage)
 
     def keep_for(self, storage: torch.UntypedStorage, stream: _Stream) -> None:
-        with torch._C._DisableTorchDispatch(), torch.no_grad():  # no operation of the user's
+        with Undispatched(), torch.no_grad():  # no operation of the user's
             self.bytes_of(storage).record_stream(stream.native)
 
     def bytes_of(self, storage: torch.UntypedStorage) -> torch.Tensor:

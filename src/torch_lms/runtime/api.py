@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 import torch
 
 from torch_lms.errors import SessionError
+from torch_lms.native import load
 from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
+from torch_lms.runtime.interposer import refuse_inside_other_modes
 from torch_lms.runtime.options import Options, check
 from torch_lms.runtime.session import Session
 from torch_lms.runtime.stats import Stats, Step
@@ -35,11 +37,11 @@ class Lms:
     """A session that is on, as ``torch_lms.session()`` gives it."""
 
     def __init__(self, options: Options) -> None:
-        self._session = Session(options, lambda device: _new_executor(device, options))
+        self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
         self._steps = StepHooks(
             self._session.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting
         )
-        self._threads = threads.ThreadHook(self._session.mode)
+        self._threads = threads.ThreadHook(self._session.interposer)
         self._steps.install()
         self._threads.install()
         self.attach()
@@ -92,7 +94,7 @@ class Lms:
 
     def attach(self) -> None:
         """The calling thread takes part. Threads started during the session do so by themselves."""
-        threads.attach(self._session.mode)
+        self._session.interposer.attach()
 
     def validate(self) -> None:
         """Check every invariant of the session's books (for tests and bug reports).
@@ -110,7 +112,7 @@ class Lms:
     def _let_go(self) -> None:
         self._threads.uninstall()
         self._steps.uninstall()
-        threads.detach(self._session.mode)
+        self._session.interposer.detach()
 
 
 _running: Lms | None = None
@@ -149,7 +151,7 @@ def enable(
         UsageError: an argument that cannot be obeyed.
         SessionError: it is on already, or this thread is inside another dispatch mode.
     """
-    threads.refuse_inside_other_modes()
+    refuse_inside_other_modes()
     options = check(
         limit=limit,
         min_size=min_size,
@@ -315,6 +317,13 @@ def _required() -> Lms:
     if _running is None:
         raise SessionError("LMS is off: call torch_lms.enable() first, or work inside `with torch_lms.session():`")
     return _running
+
+
+def _interposer() -> load.Found:
+    found = load.find()
+    if found.native is None and found.is_surprising:
+        load.say_once(found.reason)
+    return found
 
 
 def _new_executor(device: torch.device, options: Options) -> Executor:

@@ -8,6 +8,7 @@ import torch
 
 from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
+from torch_lms.capture.unobserved import Undispatched
 from torch_lms.engine import Engine, Mark, PlanCache, Spent
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
@@ -36,14 +37,15 @@ class _Unobserved:
     """Transfers and recomputations are no operations of the user's: no mode sees them, autograd records none."""
 
     def __enter__(self) -> Self:
-        self._no_dispatch = torch._C._DisableTorchDispatch()
+        self._undispatched = Undispatched()
+        self._undispatched.__enter__()
         self._no_grad = torch.no_grad()
         self._no_grad.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._no_grad.__exit__(kind, error, at)
-        del self._no_dispatch
+        self._undispatched.__exit__(kind, error, at)
 
 
 class DeviceBackend:

@@ -23,6 +23,14 @@ class StreamDevice(ABC):
     def current_stream(self) -> Stream:
         """The stream on which the caller's operations run."""
 
+    def id_of(self, stream: Stream) -> int:
+        """PyTorch's number for a stream that is or was a current one."""
+        raise NotImplementedError
+
+    def stream_of(self, number: int) -> Stream:
+        """The stream of that number, which has been a current one."""
+        raise NotImplementedError
+
     @abstractmethod
     def new_stream(self) -> Stream:
         """A stream of our own, for the session's life."""

@@ -127,6 +127,14 @@ class Executor(ABC):
     def use(self, entries: Iterable[Entry]) -> None:
         """An operation is about to use ``entries``, which are resident, on the current stream."""
 
+    def born(self, entry: Entry, stream: int) -> None:
+        """The memory of ``entry`` was allocated for the stream of that number."""
+        return
+
+    def tell_streams(self, told: Callable[[PageId, int], None]) -> None:
+        """From now on tell of each stream on which a page may be used as it is, by its number; of those so far, now."""
+        return
+
     @abstractmethod
     def adopt(self, entry: Entry) -> None:
         """The program had ``entry`` before it was a page: its memory may have been allocated on any stream."""

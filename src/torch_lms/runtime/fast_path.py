@@ -61,13 +61,18 @@ class FastPath:
                     self._notice_size(entry)
         if self._pinned_for or not self.is_open:
             with self._lock:  # whoever closed it, though it may be open again, may be about to pin these
-                for engine, pages in self._pinned_for.pop(thread, ()):
-                    engine.unpinned(pages, pages if wrote else ())
+                self._unpin(thread, wrote)
+
+    @property
+    def operations(self) -> int:
+        """How many operations took it that used pages."""
+        return self.entered
 
     def open_if_all_fits(self) -> None:
         """A step ended: open if every page is on the device, and a step like the last would fit; else close."""
         if all(backend.engine.can_take_fast_path for backend in self._table.backends):
             self.is_open = True
+            self._has_opened()
         else:
             self.close()
 
@@ -79,11 +84,11 @@ class FastPath:
         if not self.is_open:
             return
         self.is_open = False
-        self._reap()
+        running = self._has_closed()
         for backend in self._table.backends:
             backend.executor.forget_marks()
         to_pin: dict[Engine, tuple[PageId, ...]] = {}
-        for thread, entries in list(self._on_it.items()):
+        for thread, entries in (*running, *list(self._on_it.items())):
             for backend, its in self._table.group(entries):
                 engine = backend.engine
                 pages = tuple({page for page in pages_of(its) if page in engine.pager.book})
@@ -91,3 +96,25 @@ class FastPath:
                 to_pin[engine] = to_pin.get(engine, ()) + pages
         for engine, pages in to_pin.items():
             engine.pinned(pages)
+
+    def limits_have_changed(self) -> None:
+        """Pages may occupy more or less than when it was opened: the next birth closes it, if it must be."""
+        if self.is_open:
+            self._has_opened()
+
+    def abandon(self) -> None:
+        """The session is over, or this is a forked child: it is closed, and nobody is on it."""
+        self.is_open = False
+
+    def _has_opened(self) -> None:
+        """It is open from now on."""
+
+    def _has_closed(self) -> list[tuple[int, list[Entry]]]:
+        """It is closed from now on. Operations that are on it unknown to ``enter``, by their threads."""
+        self._reap()
+        return []
+
+    def _unpin(self, thread: int, wrote: bool) -> None:
+        """The operation of ``thread`` ended: undo what whoever closed it has pinned."""
+        for engine, pages in self._pinned_for.pop(thread, ()):
+            engine.unpinned(pages, pages if wrote else ())

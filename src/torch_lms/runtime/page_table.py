@@ -49,7 +49,7 @@ class PageTable:
     """
 
     def __init__(self, kind: str, lock: RLock, new_backend: Callable[[torch.device], DeviceBackend]) -> None:
-        self.registry = Registry()
+        self.registry = self._new_registry()
         self.find = self.registry.find
         self._young: set[Entry] = set()
         self._kind = kind
@@ -58,6 +58,9 @@ class PageTable:
         self._new_backend = new_backend
         self._backends: dict[torch.device, DeviceBackend] = {}
         self._by_engine: dict[Engine, DeviceBackend] = {}
+
+    def _new_registry(self) -> Registry:
+        return Registry()
 
     # -- devices -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +143,10 @@ class PageTable:
                 self.home(entry).executor.forget(entry)
             else:
                 self.remove(entry)
+
+    def is_roomy(self, engine: Engine) -> bool:
+        """Whether there is room for as much again as there is of all pages, young ones included."""
+        return engine.is_roomy
 
     def remove(self, entry: Entry) -> None:
         """``entry`` is no page of its device any more."""

@@ -7,12 +7,14 @@ from torch_lms.runtime.executor import CAN_SWAP
 
 NOT_RESIZABLE = "not resizable"
 
-_READ_UNSEEN = {torch.int32: 1 << 20, torch.int64: 1 << 20}
-"""Tensors of these types on the CPU below so many bytes are read by PyTorch itself without an operation that shows it:
-lengths and indices."""
+READ_UNSEEN_WIDE = 1 << 20
+"""Integers of 32 and 64 bits on the CPU below so many bytes are read by PyTorch itself without an operation that shows
+it: lengths and indices."""
 
-_SMALL = 64 << 10
+READ_UNSEEN = 64 << 10
 """The same for the other integer types."""
+
+_WIDE = frozenset({torch.int32, torch.int64})
 
 
 def why_unpageable(storage: torch.UntypedStorage, is_owned: bool) -> str:
@@ -33,4 +35,4 @@ def is_read_unseen(tensor: torch.Tensor, nbytes: int) -> bool:
     """Whether PyTorch may read ``tensor``, of a storage of ``nbytes``, without an operation that shows it."""
     if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
         return False
-    return nbytes < _READ_UNSEEN.get(tensor.dtype, _SMALL)
+    return nbytes < (READ_UNSEEN_WIDE if tensor.dtype in _WIDE else READ_UNSEEN)

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from torch_lms.machine import HostMemory, read_host_memory
+from torch_lms.native import load
 from torch_lms.runtime.bandwidth import Link, device_links, disk_links, memory_link
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.stores.disk import DiskStore
@@ -94,6 +95,14 @@ class ChosenLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class Interposer:
+    """What sees the operations of a session: "native" or "python"; and why it is that one."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """All that was found. ``links`` is empty if measuring was not wanted."""
 
@@ -105,6 +114,7 @@ class Machine:
     spill: SpillDirectory
     auto_limit: ChosenLimit
     links: tuple[Link, ...]
+    interposer: Interposer
 
 
 def probe(spill_dir: Path | None = None, *, measure: bool = True) -> Machine:
@@ -117,6 +127,7 @@ def probe(spill_dir: Path | None = None, *, measure: bool = True) -> Machine:
     spill = _spill_directory(spill_dir or default_spill_dir())
     memory = read_host_memory()
     limit = auto_limit(device)
+    found = load.find(builds=False)
     return Machine(
         versions=_versions(),
         processor=_processor(),
@@ -126,6 +137,7 @@ def probe(spill_dir: Path | None = None, *, measure: bool = True) -> Machine:
         spill=spill,
         auto_limit=ChosenLimit(str(device), limit.nbytes, limit.reason),
         links=tuple(_links(device, spill, memory.binding()[1])) if measure else (),
+        interposer=Interposer(found.name, found.reason),
     )
 
 

@@ -18,6 +18,7 @@ from torch_lms.capture.split import RUNS
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
+from torch_lms.native.load import IN_PYTHON, Found
 from torch_lms.residency import PageId
 from torch_lms.runtime import collecting, forks
 from torch_lms.runtime.backend import DeviceBackend, new_backend
@@ -25,7 +26,10 @@ from torch_lms.runtime.executor import CAN_SWAP, Executor
 from torch_lms.runtime.fast_path import FastPath
 from torch_lms.runtime.foreign import Seen
 from torch_lms.runtime.holds import Holds
+from torch_lms.runtime.interposer import Interposer, PythonInterposer
 from torch_lms.runtime.interrupts import Interrupts
+from torch_lms.runtime.native_interposer import NativeFastPath, NativeInterposer, excluded
+from torch_lms.runtime.native_pages import NativePageTable
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
 from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen
@@ -47,11 +51,14 @@ class Session(PageOwner):
     Args:
         options: the settings.
         new_executor: makes the executor of a device.
+        found: what sees the operations.
     """
 
     fast_path: FastPath
 
-    def __init__(self, options: Options, new_executor: Callable[[torch.device], Executor]) -> None:
+    def __init__(
+        self, options: Options, new_executor: Callable[[torch.device], Executor], found: Found = IN_PYTHON
+    ) -> None:
         self.options = options
         self.active = True
         self.interrupted = False
@@ -62,12 +69,9 @@ class Session(PageOwner):
         self._suspicion: Seen | None = None
         self._lost: forks.LostPages | None = None
         self._new_executor = new_executor
-        self._table = PageTable(options.kind, self.lock, self._new_backend)
         self._holds = Holds()
-        self.fast_path = FastPath(self._table, self.lock, self._reap, self._notice_size)
+        self._interpose(found)
         self._default = self._table.default
-        self.find = self._table.find  # type: ignore[method-assign]  # called most: a frame less
-        self.mode = LmsMode(self)
         self._interrupts = Interrupts(self._interrupt)
         self._patches = RawPatches(self, options.kind)
         self._compiled = CompiledRegions(self)
@@ -76,7 +80,29 @@ class Session(PageOwner):
         self._compiled.install()
         self._coalescing.install()
         self._interrupts.install()
+        self.interposer.begin()
         self.fast_path.open_if_all_fits()
+
+    def _interpose(self, found: Found) -> None:
+        """Have operations come by: see ``Interposer``."""
+        native = found.native
+        self._table: PageTable
+        self.interposer: Interposer
+        if native is None:
+            self._table = PageTable(self.kind, self.lock, self._new_backend)
+            self.fast_path = FastPath(self._table, self.lock, self._reap, self._notice_size)
+        else:
+            table = NativePageTable(self.kind, self.lock, self._new_backend, native)
+            self._table = table
+            self.fast_path = fast_path = NativeFastPath(native, table, self.lock, self._reap, self._notice_size)
+        self.find = self._table.find  # type: ignore[method-assign]  # called most: a frame less
+        if native is None:
+            self.mode = LmsMode(self)
+            self.interposer = PythonInterposer(self.mode)
+        else:
+            self.mode = LmsMode(self, lambda: excluded(native, False))
+            self.interposer = NativeInterposer(native, self, self.mode, fast_path, table)
+        self.interposer.reason = found.reason
 
     def _new_backend(self, device: torch.device) -> DeviceBackend:
         return new_backend(device, self._new_executor(device), self.options, self.fast_path.close)
@@ -84,7 +110,7 @@ class Session(PageOwner):
     @property
     def uses(self) -> int:
         """How many operations used pages so far."""
-        return self._uses + self.fast_path.entered
+        return self._uses + self.fast_path.operations
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +146,7 @@ class Session(PageOwner):
                 entry = self._table.add(storage, is_owned)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
-            if self.fast_path.is_open and not entry.engine.is_roomy:
+            if self.fast_path.is_open and not self._table.is_roomy(entry.engine):
                 self.fast_path.close()
             if self._holds.keepers:
                 self._reap()
@@ -160,7 +186,7 @@ class Session(PageOwner):
         """Look whether the program gave the storage of ``entry`` another size."""
         self._reap()
         self._table.notice_size(entry)
-        if not entry.engine.is_roomy:
+        if not self._table.is_roomy(entry.engine):
             self.fast_path.close()
 
     def _reap(self) -> None:
@@ -292,16 +318,29 @@ class Session(PageOwner):
             for group in self._table.group(entries):
                 self._holds.lend(group, borrower)
 
-    def keeping(self) -> AbstractContextManager[None]:
-        return self._holds.keeping()
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        try:
+            with self._holds.keeping():
+                self._watch_all()
+                yield
+        finally:
+            self._watch_all()
+
+    def _watch_all(self) -> None:
+        """The mode has every operation while an interrupt waits, or while what a thread makes stays on the device."""
+        self.interposer.watch_all(self.interrupted or bool(self._holds.keepers))
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
-        with self._held_entries(list(self._table.registry)):
+        with self.lock:
+            self._reap()
+            entries = list(self._table.registry)
+        with self._held_entries(entries):
             yield
 
     def unseen(self) -> AbstractContextManager[None]:
-        return self.mode.left_out()
+        return self.interposer.unseen()
 
     # -- holding pages for a block -----------------------------------------------------------------------------------
 
@@ -450,10 +489,12 @@ class Session(PageOwner):
             self.options = replace(self.options, limit=nbytes)
             for backend in self._table.backends:
                 backend.engine.set_limit(nbytes)
+            self.fast_path.limits_have_changed()
 
     def set_min_size(self, nbytes: int) -> None:
         """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
         self.min_size = max(1, nbytes)
+        self.interposer.set_min_size(self.min_size)
 
     # -- what happened -----------------------------------------------------------------------------------------------
 
@@ -472,7 +513,8 @@ class Session(PageOwner):
     def stats(self) -> Stats:
         """The figures now."""
         with self.standing_still() as backends:
-            return collecting.collect(backends, self._default.engine.pager.policy.name, self._holds.loans)
+            figures = collecting.collect(backends, self._default.engine.pager.policy.name, self._holds.loans)
+        return replace(figures, interposer=self.interposer.name, interposer_reason=self.interposer.reason)
 
     def traffic_ratio(self) -> float | None:
         """See ``Stats``.
@@ -533,10 +575,12 @@ class Session(PageOwner):
 
     def _interrupt(self, waits: bool) -> None:
         self.interrupted = waits
+        self._watch_all()
 
     def _let_go(self) -> None:
         self.active = False
-        self.fast_path.is_open = False
+        self.fast_path.abandon()
+        self.interposer.end()
         self._patches.uninstall()
         self._compiled.uninstall()
         self._coalescing.uninstall()
@@ -569,7 +613,7 @@ class Session(PageOwner):
     def after_fork_in_child(self) -> bool:
         """Let go of all that is the parent's. Whether pages stayed behind, which the child must be kept from."""
         self.lock._at_fork_reinit()  # type: ignore[attr-defined]  # all of ours refer to this lock
-        self.fast_path.is_open = False
+        self.fast_path.abandon()
         self._lost = forks.LostPages(self._table.backends)
         if not self._lost:
             self._let_go()

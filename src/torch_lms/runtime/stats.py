@@ -53,6 +53,8 @@ class Stats:
             below 1 if enough was recomputed. None if nothing had to, or if it was not asked for
             (``lms.stats(floor=True)``).
         policy: the one in force.
+        interposer: what sees the operations, "native" or "python"; "off" without a session.
+        interposer_reason: why it is that one.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         unpaged_bytes: bytes alive now that must stay on the device, by reason.
         allocations: how room for operations was found: "free", by evicting "one", "some" or "all" others, by "retry".
@@ -82,6 +84,8 @@ class Stats:
     replans: int = 0
     traffic_ratio: float | None = None
     policy: str = "off"
+    interposer: str = "off"
+    interposer_reason: str = ""
     recoveries: int = 0
     unpaged_bytes: dict[str, int] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
@@ -100,8 +104,8 @@ class Stats:
         unpaged = ", ".join(f"{format_bytes(n)} {reason}" for reason, n in self.unpaged_bytes.items()) or "none"
         return "\n".join(
             (
-                f"LMS ({self.policy}): {self.steps} steps, demand {format_bytes(self.demand_bytes)}, "
-                f"limit {format_bytes(self.limit_bytes)}",
+                f"LMS ({self.policy}, {self.interposer}): {self.steps} steps, "
+                f"demand {format_bytes(self.demand_bytes)}, limit {format_bytes(self.limit_bytes)}",
                 f"  on the device  {format_bytes(self.resident_bytes)} (at most "
                 f"{format_bytes(self.peak_resident_bytes)}), in host memory {format_bytes(self.host_bytes)}, "
                 f"on disk {format_bytes(self.disk_bytes)}",

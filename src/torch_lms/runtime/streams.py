@@ -107,6 +107,7 @@ class StreamExecutor(Executor):
         self._under_way: dict[PageId, _Copy] = {}
         self._marks = StreamMarks()
         self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
+        self._told: Callable[[PageId, int], None] | None = None
 
     def mark(self, tick: int) -> StreamEvent:
         stream = self._device.current_stream()
@@ -325,8 +326,25 @@ class StreamExecutor(Executor):
             use = self._uses.get(entry.page)
             if use is None:
                 self._uses[entry.page] = _Use(current, {current})
+                self._tell(entry.page, current)
             elif current not in use.streams:
                 self._join(current, use, entry)
+                self._tell(entry.page, current)
+
+    def born(self, entry: Entry, stream: int) -> None:
+        if entry.page not in self._uses:
+            home = self._device.stream_of(stream)
+            self._uses[entry.page] = _Use(home, {home})
+
+    def tell_streams(self, told: Callable[[PageId, int], None]) -> None:
+        self._told = told
+        for page, use in self._uses.items():
+            for stream in use.streams:
+                self._tell(page, stream)
+
+    def _tell(self, page: PageId, stream: Stream) -> None:
+        if self._told is not None:
+            self._told(page, self._device.id_of(stream))
 
     def adopt(self, entry: Entry) -> None:
         self._use_of(entry).is_adopted = True

@@ -1,0 +1,124 @@
+"""Builds the native interposer for the PyTorch that is installed, once, into the user's cache."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+MODULE = "torch_lms_native"
+"""The name that the extension is imported by."""
+
+_SOURCES = Path(__file__).with_name("csrc")
+_TIMEOUT_S = 600
+_LINES_OF_ERROR = 6
+
+
+class CannotBuild(Exception):
+    """Why there is no native interposer, in a line."""
+
+
+def cached_file() -> Path:
+    """Where the extension for this PyTorch, this Python and these sources is kept, or would be.
+
+    The directory is $TORCH_LMS_CACHE, else ``torch-lms`` in $XDG_CACHE_HOME or ``~/.cache``.
+    """
+    return _cache() / f"{MODULE}-torch{torch.__version__}-{_fingerprint()}{_suffix()}"
+
+
+def build(target: Path) -> None:
+    """Build the extension as ``target``. Of two processes, the second waits for the first, and uses what it built.
+
+    Raises:
+        CannotBuild: there is no compiler, no headers, or no room; or the compiler failed.
+    """
+    command = _command()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_suffix(".lock")):
+            if not target.exists():
+                _compile(command, target)
+    except OSError as error:
+        raise CannotBuild(f"{target.parent} cannot be written ({error.strerror or error})") from error
+
+
+def _compile(command: list[str], target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / target.name
+        try:
+            done = subprocess.run(
+                [*command, "-o", str(made)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CannotBuild(f"{command[0]} took more than {_TIMEOUT_S} s") from error
+        if done.returncode:
+            raise CannotBuild(f"{command[0]} failed: {_first_error(done.stderr)}")
+        os.replace(made, target)
+
+
+def _first_error(output: str) -> str:
+    lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
+    return "; ".join(lines[:_LINES_OF_ERROR]) or "it says nothing"
+
+
+def _command() -> list[str]:
+    """The compiler and all that it is told, but for the result.
+
+    Raises:
+        CannotBuild: something is missing.
+    """
+    chosen = os.environ.get("CXX", "g++")
+    compiler = shutil.which(chosen)
+    if compiler is None:
+        raise CannotBuild(f"there is no C++ compiler ({chosen})")
+    package = Path(torch.__file__).parent
+    headers = package / "include"
+    python_headers = Path(sysconfig.get_paths()["include"])
+    for header in (headers / "torch" / "library.h", python_headers / "Python.h"):
+        if not header.exists():
+            raise CannotBuild(f"a header is missing: {header}")
+    return [
+        compiler,
+        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        f"-DTORCH_EXTENSION_NAME={MODULE}",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-isystem{path}" for path in (headers, headers / "torch" / "csrc" / "api" / "include", python_headers)),
+        *(str(source) for source in sorted(_SOURCES.glob("*.cpp"))),
+        f"-L{package / 'lib'}",
+        *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+    ]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Inside, no other process is."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("TORCH_LMS_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch-lms"
+
+
+def _fingerprint() -> str:
+    """Of all that the extension depends on, beside PyTorch's version."""
+    found = hashlib.sha256()
+    found.update(f"{torch.version.git_version} {_suffix()}".encode())
+    for source in sorted(_SOURCES.iterdir()):
+        found.update(source.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _suffix() -> str:
+    return str(sysconfig.get_config_var("EXT_SUFFIX"))

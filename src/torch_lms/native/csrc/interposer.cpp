@@ -1,0 +1,404 @@
+#include "interposer.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <pthread.h>
+
+#include <utility>
+
+namespace torch_lms {
+
+namespace {
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  interposer()(op, keys, stack);
+}
+
+// Tensors that are no views of one storage each, or that somebody else takes apart.
+constexpr c10::DispatchKeySet peculiar_keys({
+    c10::DispatchKey::Python,
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Functionalize,
+    c10::DispatchKey::ZeroTensor,
+});
+
+bool is_strided(const at::TensorImpl& tensor) {
+  return tensor.has_storage() && tensor.layout() == c10::kStrided && !tensor.is_nested();
+}
+
+bool is_peculiar(const at::TensorImpl& tensor) {
+  return !is_strided(tensor) || tensor.key_set().has_any(peculiar_keys);
+}
+
+// The last `count` values of a stack.
+struct Last {
+  const torch::jit::Stack& stack;
+  size_t count;
+  auto begin() const {
+    return stack.end() - static_cast<std::ptrdiff_t>(count);
+  }
+  auto end() const {
+    return stack.end();
+  }
+};
+
+Last arguments_of(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  return {stack, handle.schema().arguments().size()};
+}
+
+bool are_strided(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  for (const auto& value : arguments_of(handle, stack)) {
+    if (!every_tensor(value, [](const at::Tensor& tensor) { return is_strided(*tensor.unsafeGetTensorImpl()); })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Interposer& interposer() {
+  static auto* the_one = new Interposer();  // never destroyed: threads may come here while the process ends
+  return *the_one;
+}
+
+void Interposer::claim(const std::string& key) {
+  if (key_ != c10::DispatchKey::Undefined) {
+    return;
+  }
+  const auto wanted = c10::parseDispatchKey(key);
+  TORCH_CHECK(
+      !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(wanted), "the dispatch key ", key, " is taken");
+  static std::unique_ptr<torch::Library> library;
+  library = std::make_unique<torch::Library>(torch::Library::IMPL, "_", wanted, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  below_ = c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, wanted);
+  using Keys = c10::DispatchKeySet;
+  above_ = Keys(Keys::FULL) ^ (Keys(Keys::FULL_AFTER, c10::DispatchKey::Python) | Keys(c10::DispatchKey::Python));
+  key_ = wanted;
+  static const int forks = pthread_atfork(
+      [] { interposer().lock.lock(); }, [] { interposer().lock.unlock(); }, [] { interposer().lock.unlock(); });
+  TORCH_CHECK(forks == 0, "pthread_atfork failed");
+}
+
+void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
+  std::lock_guard<std::mutex> held(lock);
+  settings = chosen;
+  owner_ = std::move(owner);
+  pages = Pages();
+  entered = 0;
+  streams.clear();
+  is_open = false;
+  asks_python = false;
+  is_active = true;
+}
+
+void Interposer::stop() {
+  std::shared_ptr<Owner> owner;  // may need the GIL to be destroyed, so not before the lock is free
+  Pages forgotten;
+  std::lock_guard<std::mutex> held(lock);
+  is_active = false;
+  is_open = false;
+  owner.swap(owner_);
+  std::swap(forgotten, pages);
+}
+
+void Interposer::include(bool is_included) {
+  c10::impl::tls_set_dispatch_key_included(key_, is_included);
+}
+
+bool Interposer::is_included() const {
+  return c10::impl::tls_is_dispatch_key_included(key_);
+}
+
+bool Interposer::exclude(bool is_excluded) {
+  const bool before = c10::impl::tls_is_dispatch_key_excluded(key_);
+  c10::impl::tls_set_dispatch_key_excluded(key_, is_excluded);
+  return before;
+}
+
+void Interposer::open(const std::vector<std::pair<int, int64_t>>& limits) {
+  std::lock_guard<std::mutex> held(lock);
+  pages.sweep();
+  for (const auto& [device, limit] : limits) {
+    Account& account = pages.account(device);
+    account.is_open = true;
+    account.limit = limit;
+    account.peak = account.live;
+  }
+  is_open = true;
+}
+
+std::vector<std::pair<uint64_t, std::vector<PageId>>> Interposer::close() {
+  std::vector<std::pair<uint64_t, std::vector<PageId>>> on_it;
+  std::lock_guard<std::mutex> held(lock);
+  is_open = false;
+  for (const auto& run : runs_) {
+    if (run->is_busy && !run->pages.empty()) {
+      run->is_pinned = true;
+      on_it.emplace_back(run->thread, run->pages);
+    }
+  }
+  return on_it;
+}
+
+Running& Interposer::running() {
+  struct OfThread {
+    std::shared_ptr<Running> run = std::make_shared<Running>();
+    OfThread() {
+      run->thread = static_cast<uint64_t>(pthread_self());  // as Python's threading.get_ident() has it
+      auto& all = interposer();
+      std::lock_guard<std::mutex> held(all.lock);
+      all.runs_.push_back(run);
+    }
+    ~OfThread() {
+      auto& all = interposer();
+      std::lock_guard<std::mutex> held(all.lock);
+      std::erase(all.runs_, run);
+    }
+  };
+  static thread_local OfThread mine;
+  return *mine.run;
+}
+
+const Operator& Interposer::describe(const c10::OperatorHandle& op) {
+  {
+    std::lock_guard<std::mutex> held(lock);
+    const auto known = operators_.find(op);
+    if (known != operators_.end()) {
+      return known->second;
+    }
+  }
+  const Operator described = owner_->describe(op);
+  std::lock_guard<std::mutex> held(lock);
+  return operators_.emplace(op, described).first->second;
+}
+
+void Interposer::operator()(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto below = keys & below_;
+  if (!is_active.load(std::memory_order_relaxed)) {
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  const Operator& op = describe(handle);
+  if (asks_python) {
+    run_in_python(handle, below, stack);
+  } else if (op.passage == Passage::inner && are_strided(handle, *stack)) {
+    handle.redispatchBoxed(below, stack);
+  } else if (op.passage == Passage::view && are_strided(handle, *stack)) {
+    run_view(handle, below, stack);
+  } else if (op.passage == Passage::plain && is_open) {
+    run_plain(op, handle, below, stack);
+  } else {
+    run_in_python(handle, below, stack);
+  }
+}
+
+void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
+  if (is_open) {
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  // PyTorch checks some views against the size of the storage, which is 0 while it is away.
+  const auto given = arguments_of(handle, *stack);
+  const std::vector<c10::IValue> arguments(given.begin(), given.end());
+  const auto others = stack->size() - arguments.size();
+  try {
+    handle.redispatchBoxed(below, stack);
+    return;
+  } catch (const c10::Error&) {
+    stack->resize(others);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+  }
+  run_in_python(handle, below, stack);
+}
+
+void Interposer::run_plain(
+    const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  Running& self = running();
+  if (!enter(op, handle, *stack, self)) {
+    run_in_python(handle, below, stack);
+    return;
+  }
+  const auto given = arguments_of(handle, *stack);
+  const auto others = stack->size() - given.count;
+  std::vector<c10::IValue> arguments;
+  if (op.is_repeatable) {  // kernels move from the stack
+    arguments.assign(given.begin(), given.end());
+  }
+  bool has_room = true;
+  try {
+    const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
+    handle.redispatchBoxed(below, stack);
+  } catch (...) {
+    has_room = !op.is_repeatable || !owner_->is_out_of_memory();
+    finish(op, handle, {}, self);
+    if (has_room) {
+      throw;
+    }
+  }
+  if (has_room) {
+    arguments.clear();
+    finish(op, handle, *stack, self);
+    return;
+  }
+  stack->resize(others);
+  stack->insert(
+      stack->end(), std::make_move_iterator(arguments.begin()), std::make_move_iterator(arguments.end()));
+  arguments.clear();
+  run_in_python(handle, below, stack);
+}
+
+// The session's code in Python has it. What it calls does not come back here, nor to what has had its turn above.
+void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  const auto owner = owner_;
+  if (!owner) {  // the session has just ended
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_ | c10::DispatchKeySet(key_)};
+  owner->run(handle, stack);
+}
+
+// The operation begins, if all that it touches is known and nothing has to move.
+bool Interposer::enter(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  std::lock_guard<std::mutex> held(lock);
+  if (!is_open || self.is_busy) {
+    return false;
+  }
+  self.pages.clear();
+  for (const auto& value : arguments_of(handle, stack)) {
+    const bool is_known = !value.isStorage() && !value.isObject() &&
+        every_tensor(value, [&](const at::Tensor& tensor) { return look_up(tensor, self.pages); });
+    if (!is_known) {
+      return false;
+    }
+  }
+  self.is_busy = true;
+  self.is_pinned = false;
+  entered += !self.pages.empty();
+  return true;
+}
+
+// It ended: what it made is entered in the table. An empty `stack` says that it failed.
+void Interposer::finish(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  std::vector<at::Tensor> for_python;
+  std::vector<PageId> resized;
+  bool is_short = false;
+  bool was_pinned = false;
+  std::vector<std::unique_ptr<Page>> graveyard;
+
+  const auto note = [&](const at::Tensor& tensor) {
+    const auto& impl = *tensor.unsafeGetTensorImpl();
+    if (is_peculiar(impl)) {
+      for_python.push_back(tensor);
+      return true;
+    }
+    auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+    if (pages.find(storage) != nullptr || !may_be_page(tensor, storage)) {
+      return true;
+    }
+    if (op.is_empty && static_cast<int64_t>(storage->nbytes()) < settings.filled_unseen) {
+      return true;
+    }
+    const int device = storage->device().index();
+    Account& account = pages.account(device);
+    const StreamId stream = settings.has_streams ? current_stream(device) : 0;
+    const bool is_known = !settings.has_streams || std::find(streams.begin(), streams.end(), stream) != streams.end();
+    if (!account.is_open || !is_open || !is_known) {
+      for_python.push_back(tensor);
+      return true;
+    }
+    pages.add(storage, device, /*is_young=*/true)->streams.push_back(stream);
+    pages.note_peak(device);
+    if (account.live * 2 >= account.limit) {
+      pages.sweep();
+      is_short = is_short || account.live * 2 >= account.limit;
+    }
+    return true;
+  };
+
+  {
+    std::lock_guard<std::mutex> held(lock);
+    if (!stack.empty()) {
+      for (const auto& value : Last{stack, handle.schema().returns().size()}) {
+        every_tensor(value, note);
+      }
+    }
+    if (op.writes) {
+      for (const PageId id : self.pages) {
+        const Page* page = pages.find(id);
+        if (page != nullptr && !page->is_dead() &&
+            static_cast<int64_t>(page->storage->nbytes()) != page->nbytes) {
+          resized.push_back(id);
+        }
+      }
+    }
+    self.is_busy = false;
+    was_pinned = std::exchange(self.is_pinned, false);
+    graveyard = pages.take_graveyard();
+  }
+  if (was_pinned) {
+    owner_->ended_pinned(op.writes);
+  }
+  if (!resized.empty()) {
+    owner_->resized(resized);
+  }
+  for (const auto& tensor : for_python) {
+    owner_->born(tensor);
+  }
+  if (is_short) {
+    owner_->room_is_short();
+  }
+}
+
+// Adds the page of a tensor to `found`, if it is one. False if it needs a closer look.
+bool Interposer::look_up(const at::Tensor& tensor, std::vector<PageId>& found) const {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  if (is_peculiar(impl)) {
+    return false;
+  }
+  auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  const Page* page = pages.find(storage);
+  if (page == nullptr) {
+    return !may_be_page(tensor, storage);
+  }
+  if (settings.has_streams && !page->may_be_used_on(current_stream(page->device))) {
+    return false;
+  }
+  found.push_back(page->id);
+  return true;
+}
+
+StreamId Interposer::current_stream(int device) const {
+  const auto* guard = c10::impl::getDeviceGuardImpl(settings.device_type);
+  return guard->getStream(c10::Device(settings.device_type, static_cast<c10::DeviceIndex>(device))).id();
+}
+
+// Whether a storage that is no page should be one. See `runtime/pageable.py`.
+bool Interposer::may_be_page(const at::Tensor& tensor, const c10::StorageImpl* storage) const {
+  if (storage->device_type() != settings.device_type || storage->sym_nbytes().is_heap_allocated()) {
+    return false;
+  }
+  const auto nbytes = static_cast<int64_t>(storage->nbytes());
+  if (nbytes < settings.min_size) {
+    return false;
+  }
+  const auto type = tensor.scalar_type();
+  if (settings.device_type != c10::DeviceType::CPU || at::isFloatingType(type) || at::isComplexType(type)) {
+    return true;
+  }
+  const bool is_wide = type == at::kInt || type == at::kLong;
+  return nbytes >= (is_wide ? settings.read_unseen_wide : settings.read_unseen);
+}
+
+}  // namespace torch_lms

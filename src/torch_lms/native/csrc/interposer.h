@@ -1,0 +1,147 @@
+// Sees every operator, as a fallback on a dispatch key below autograd, and runs those that need no decision.
+//
+// The life of an operation here: its operator is looked up (Python describes one at first sight); its arguments are
+// looked up in the table of pages; if nothing has to move, it runs, and what it made is entered in the table. In all
+// other cases Python's dispatch mode has it, from its beginning, as if it had come there by itself.
+
+#pragma once
+
+#include "pages.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace torch_lms {
+
+// How an operator passes. Python says which (`native/operators.py`).
+enum class Passage : int8_t {
+  inner = 0,   // made of others, which come here one by one: nothing to do
+  view = 1,    // touches no byte
+  plain = 2,   // reads and writes its arguments, and makes results: the table knows all that matters
+  python = 3,  // whatever needs a closer look
+};
+
+struct Operator {
+  Passage passage;
+  bool writes;         // to pages that it is given
+  bool is_empty;       // its result is memory as it came, and C++ may fill it unseen
+  bool is_repeatable;  // run again after memory ran out, it gives what it would have given at first
+};
+
+// What the owner of the pages, in Python, does for us. Called with the GIL, and without our lock.
+class Owner {
+ public:
+  virtual ~Owner() = default;
+  virtual Operator describe(const c10::OperatorHandle& op) = 0;
+  // Runs an operation, on pages that may have to be brought back first.
+  virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+  // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
+  virtual void born(const at::Tensor& tensor) = 0;
+  // The device has no longer as much room again: from now on pages may move.
+  virtual void room_is_short() = 0;
+  // The program gave storages of these pages another size.
+  virtual void resized(const std::vector<PageId>& pages) = 0;
+  // An operation ended during which somebody closed the fast path, and pinned its pages.
+  virtual void ended_pinned(bool wrote) = 0;
+  virtual bool is_out_of_memory() = 0;  // the C++ exception that is being handled
+};
+
+// The operation that a thread is running, for whoever closes the fast path on another.
+struct Running {
+  uint64_t thread = 0;
+  bool is_busy = false;
+  bool is_pinned = false;
+  std::vector<PageId> pages;
+};
+
+struct Settings {
+  c10::DeviceType device_type = c10::DeviceType::CPU;
+  int64_t min_size = 1;
+  int64_t filled_unseen = 0;  // empty results below so many bytes may be filled unseen
+  int64_t read_unseen = 0;    // integers on the CPU below so many bytes may be read unseen
+  int64_t read_unseen_wide = 0;  // the same for those of 32 and 64 bits
+  bool has_streams = false;
+};
+
+// Calls `visit` with each tensor of an argument or result that is defined, until it returns false. Whether it never did.
+template <typename Visit>
+bool every_tensor(const c10::IValue& value, const Visit& visit) {
+  const auto one = [&](const at::Tensor& tensor) { return !tensor.defined() || visit(tensor); };
+  if (value.isTensor()) {
+    return one(value.toTensor());
+  }
+  if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) {
+      if (!one(tensor)) {
+        return false;
+      }
+    }
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
+      if (tensor.has_value() && !one(*tensor)) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+class Interposer {
+ public:
+  // Registers the fallback, for as long as the process lives. Throws if the key is taken.
+  void claim(const std::string& key);
+
+  void start(Settings settings, std::shared_ptr<Owner> owner);
+  void stop();
+
+  // On the calling thread: whether its operations come here, and whether they do for the moment.
+  void include(bool is_included);
+  bool is_included() const;
+  bool exclude(bool is_excluded);  // returns what was
+
+  void open(const std::vector<std::pair<int, int64_t>>& limits);
+  // The pages of the operations that run now, by thread.
+  std::vector<std::pair<uint64_t, std::vector<PageId>>> close();
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  std::mutex lock;
+  Pages pages;
+  Settings settings;
+  std::atomic<bool> is_active{false};
+  std::atomic<bool> is_open{false};
+  std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
+  uint64_t entered = 0;
+  std::vector<StreamId> streams;  // that Python knows
+
+ private:
+  Running& running();
+  const Operator& describe(const c10::OperatorHandle& op);
+  void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  bool enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  void finish(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  bool look_up(const at::Tensor& tensor, std::vector<PageId>& found) const;
+  StreamId current_stream(int device) const;
+  bool may_be_page(const at::Tensor& tensor, const c10::StorageImpl* storage) const;
+
+  c10::DispatchKey key_ = c10::DispatchKey::Undefined;
+  c10::DispatchKeySet below_;
+  c10::DispatchKeySet above_;  // all that comes before PyTorch's dispatch modes
+  std::shared_ptr<Owner> owner_;
+  std::unordered_map<c10::OperatorHandle, Operator> operators_;
+  std::vector<std::shared_ptr<Running>> runs_;
+};
+
+Interposer& interposer();
+
+}  // namespace torch_lms

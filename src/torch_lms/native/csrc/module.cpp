@@ -1,0 +1,370 @@
+// What Python calls, and what is called there. Every function here holds the GIL; none waits for it with our lock held.
+
+#include "interposer.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/Storage.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include <exception>
+#include <stdexcept>
+
+namespace py = pybind11;
+
+namespace torch_lms {
+
+namespace {
+
+// What Python's code knows by other types than the dispatcher, which has numbers for them.
+py::object to_python(const c10::IValue& value, const c10::Argument& argument) {
+  auto type = argument.real_type();
+  if (const auto optional = type->cast<c10::OptionalType>()) {
+    type = optional->getElementType();
+  }
+  if (value.isInt()) {
+    PyObject* known = nullptr;
+    if (type->kind() == c10::TypeKind::ScalarTypeType) {
+      known = reinterpret_cast<PyObject*>(torch::getTHPDtype(static_cast<at::ScalarType>(value.toInt())));
+    } else if (type->kind() == c10::TypeKind::LayoutType) {
+      known = reinterpret_cast<PyObject*>(torch::getTHPLayout(static_cast<at::Layout>(value.toInt())));
+    } else if (type->kind() == c10::TypeKind::MemoryFormatType) {
+      known = torch::utils::getTHPMemoryFormat(static_cast<at::MemoryFormat>(value.toInt()));
+    }
+    if (known != nullptr) {
+      return py::reinterpret_borrow<py::object>(known);
+    }
+  }
+  return torch::jit::toPyObject(value);
+}
+
+bool is_default(const c10::IValue& value, const c10::Argument& argument) {
+  const auto& by_default = argument.default_value();
+  return by_default.has_value() && !value.isTensor() && *by_default == value;
+}
+
+// Arguments as a caller in Python would give them, who leaves out what is the default.
+std::pair<py::tuple, py::dict> as_called(const c10::OperatorHandle& op, const std::vector<c10::IValue>& values) {
+  const auto& arguments = op.schema().arguments();
+  size_t given = 0;
+  py::dict by_name;
+  for (size_t place = 0; place < values.size(); ++place) {
+    const auto& argument = arguments[place];
+    if (is_default(values[place], argument)) {
+      continue;
+    }
+    if (argument.kwarg_only()) {
+      by_name[py::str(argument.name())] = to_python(values[place], argument);
+    } else {
+      given = place + 1;
+    }
+  }
+  py::tuple by_place(given);
+  for (size_t place = 0; place < given; ++place) {
+    by_place[place] = to_python(values[place], arguments[place]);
+  }
+  return {by_place, by_name};
+}
+
+// What an operator made has no Python object yet where PyTorch calls it in C++, and PyTorch may count on that: it makes
+// one of the class that it wants. So a tensor that Python has seen is given another head, but for those that were given.
+c10::IValue without_python_object(const c10::IValue& value, const std::vector<const at::TensorImpl*>& given) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    return value;
+  }
+  const auto* tensor = value.toTensor().unsafeGetTensorImpl();
+  const bool was_given = std::find(given.begin(), given.end(), tensor) != given.end();
+  if (was_given || tensor->key_set().has(c10::DispatchKey::Python)) {
+    return value;
+  }
+  return at::Tensor(tensor->shallow_copy_and_detach(
+      c10::VariableVersion(/*version=*/0), /*allow_tensor_metadata_change=*/true));
+}
+
+std::vector<const at::TensorImpl*> tensors_among(const std::vector<c10::IValue>& values) {
+  std::vector<const at::TensorImpl*> found;
+  for (const auto& value : values) {
+    every_tensor(value, [&](const at::Tensor& tensor) {
+      found.push_back(tensor.unsafeGetTensorImpl());
+      return true;
+    });
+  }
+  return found;
+}
+
+void put_results(
+    const c10::OperatorHandle& op,
+    torch::jit::Stack* stack,
+    const py::object& result,
+    const std::vector<const at::TensorImpl*>& given) {
+  const auto& returns = op.schema().returns();
+  if (returns.size() == 1) {
+    stack->push_back(without_python_object(torch::jit::toIValue(result, returns[0].real_type()), given));
+    return;
+  }
+  if (returns.empty()) {
+    return;
+  }
+  size_t place = 0;
+  for (const py::handle part : result) {
+    stack->push_back(without_python_object(torch::jit::toIValue(part, returns.at(place++).real_type()), given));
+  }
+}
+
+// The owner of the pages, as Python has it (`runtime/native_way.py`).
+class PythonOwner : public Owner {
+ public:
+  explicit PythonOwner(py::object owner) : owner_(std::move(owner)) {}
+
+  ~PythonOwner() override {
+    py::gil_scoped_acquire gil;
+    owner_ = py::object();
+  }
+
+  Operator describe(const c10::OperatorHandle& op) override {
+    py::gil_scoped_acquire gil;
+    const py::object told = call("describe", torch::detail::getTorchApiFunction(op));
+    const auto [passage, writes, is_empty, is_repeatable] = told.cast<std::tuple<int, bool, bool, bool>>();
+    return {static_cast<Passage>(passage), writes, is_empty, is_repeatable};
+  }
+
+  void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
+    py::gil_scoped_acquire gil;
+    auto values = torch::jit::pop(*stack, op.schema().arguments().size());
+    const auto given = tensors_among(values);
+    auto [by_place, by_name] = as_called(op, values);
+    values.clear();  // Python holds no argument longer than the operation (N21)
+    const py::handle function = torch::detail::getTorchApiFunction(op);
+    put_results(op, stack, call("run", function, std::move(by_place), std::move(by_name)), given);
+  }
+
+  void born(const at::Tensor& tensor) override {
+    py::gil_scoped_acquire gil;
+    call("born", py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  }
+
+  void room_is_short() override {
+    py::gil_scoped_acquire gil;
+    call("room_is_short");
+  }
+
+  void resized(const std::vector<PageId>& pages) override {
+    py::gil_scoped_acquire gil;
+    call("resized", pages);
+  }
+
+  void ended_pinned(bool wrote) override {
+    py::gil_scoped_acquire gil;
+    call("ended_pinned", wrote);
+  }
+
+  bool is_out_of_memory() override {
+    py::gil_scoped_acquire gil;
+    py::object error;
+    try {
+      throw;
+    } catch (python_error& raised) {
+      error = py::reinterpret_borrow<py::object>(raised.value);
+    } catch (py::error_already_set& raised) {
+      error = raised.value();
+    } catch (const c10::OutOfMemoryError& raised) {
+      error = py::module_::import("torch").attr("OutOfMemoryError")(raised.what_without_backtrace());
+    } catch (const c10::Error& raised) {
+      error = py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(raised.what_without_backtrace());
+    } catch (const std::bad_alloc& raised) {
+      error = py::reinterpret_borrow<py::object>(PyExc_MemoryError)(raised.what());
+    } catch (const std::runtime_error& raised) {
+      error = py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(raised.what());
+    } catch (...) {
+      return false;
+    }
+    return error && call("is_out_of_memory", error).cast<bool>();
+  }
+
+ private:
+  // An error of Python's goes on as PyTorch has it, across threads and through its engine.
+  template <typename... Args>
+  py::object call(const char* name, Args&&... args) {
+    try {
+      return owner_.attr(name)(std::forward<Args>(args)...);
+    } catch (py::error_already_set& raised) {
+      raised.restore();
+      python_error error;
+      error.persist();
+      throw error;
+    }
+  }
+
+  py::object owner_;
+};
+
+c10::StorageImpl* storage_of(py::handle storage) {
+  if (!THPStorage_Check(storage.ptr())) {
+    throw py::type_error("expected an untyped storage");
+  }
+  return THPStorage_Unpack(storage.ptr()).unsafeGetStorageImpl();
+}
+
+// What is left of dead storages is destroyed with neither lock held.
+template <typename Do>
+auto locked(Do what) {
+  auto& all = interposer();
+  std::vector<std::unique_ptr<Page>> graveyard;
+  std::lock_guard<std::mutex> held(all.lock);
+  if constexpr (std::is_void_v<decltype(what(all))>) {
+    what(all);
+    graveyard = all.pages.take_graveyard();
+  } else {
+    auto result = what(all);
+    graveyard = all.pages.take_graveyard();
+    return result;
+  }
+}
+
+void start(py::object owner, const std::string& device_type, py::dict sizes, bool has_streams) {
+  Settings settings;
+  settings.device_type = c10::Device(device_type).type();
+  settings.min_size = sizes["min_size"].cast<int64_t>();
+  settings.filled_unseen = sizes["filled_unseen"].cast<int64_t>();
+  settings.read_unseen = sizes["read_unseen"].cast<int64_t>();
+  settings.read_unseen_wide = sizes["read_unseen_wide"].cast<int64_t>();
+  settings.has_streams = has_streams;
+  interposer().start(settings, std::make_shared<PythonOwner>(std::move(owner)));
+}
+
+PageId find(py::handle storage) {
+  const auto* wanted = storage_of(storage);
+  return locked([&](Interposer& all) {
+    const Page* page = all.pages.find(wanted);
+    return page == nullptr ? no_page : page->id;
+  });
+}
+
+// A young page of Python's own has a name at once.
+PageId add(py::handle storage, bool is_young) {
+  auto* added = storage_of(storage);
+  return locked([&](Interposer& all) {
+    const int device = added->device().index();
+    Page* page = all.pages.add(added, device, is_young);
+    page->is_named = true;
+    if (all.is_open) {  // else some of the living may be away
+      all.pages.note_peak(device);
+    }
+    return page->id;
+  });
+}
+
+void drop(PageId id) {
+  locked([&](Interposer& all) {
+    if (Page* page = all.pages.find(id)) {
+      all.pages.drop(page);
+    }
+  });
+}
+
+void resize(PageId id, int64_t nbytes) {
+  locked([&](Interposer& all) {
+    if (Page* page = all.pages.find(id)) {
+      all.pages.resize(*page, nbytes);
+    }
+  });
+}
+
+std::vector<PageId> take_deaths() {
+  return locked([](Interposer& all) {
+    all.pages.sweep();
+    return all.pages.take_deaths();
+  });
+}
+
+// Their numbers and storages, and the streams that they were allocated for. One that dies meanwhile is among the next
+// deaths.
+std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
+  std::vector<std::tuple<PageId, c10::intrusive_ptr<c10::StorageImpl>, StreamId>> living;
+  locked([&](Interposer& all) {
+    for (Page* page : all.pages.take_young()) {
+      if (auto storage = page->alive.lock()) {
+        living.emplace_back(page->id, std::move(storage), page->streams.empty() ? 0 : page->streams.front());
+      }
+    }
+  });
+  std::vector<std::tuple<PageId, py::object, StreamId>> young;
+  for (auto& [id, storage, stream] : living) {
+    PyObject* wrapped = THPStorage_Wrap(c10::Storage(std::move(storage)));
+    if (wrapped == nullptr) {
+      throw python_error();
+    }
+    young.emplace_back(id, py::reinterpret_steal<py::object>(wrapped), stream);
+  }
+  return young;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  module.def("claim", [](const std::string& key) { interposer().claim(key); });
+  module.def("start", &start);
+  module.def("stop", [] { interposer().stop(); });
+  module.def("include", [](bool is_included) { interposer().include(is_included); });
+  module.def("is_included", [] { return interposer().is_included(); });
+  module.def("exclude", [](bool is_excluded) { return interposer().exclude(is_excluded); });
+  module.def("open", [](const std::vector<std::pair<int, int64_t>>& limits) { interposer().open(limits); });
+  module.def("close", [] { return interposer().close(); });
+  module.def("ask_python", [](bool always) { interposer().asks_python = always; });
+  module.def("set_min_size", [](int64_t nbytes) {
+    locked([&](Interposer& all) { all.settings.min_size = nbytes; });
+  });
+  module.def("entered", [] { return locked([](Interposer& all) { return all.entered; }); });
+  module.def("find", &find);
+  module.def("add", &add);
+  module.def("name", [](PageId id) {
+    locked([&](Interposer& all) {
+      if (Page* page = all.pages.find(id)) {
+        page->is_named = true;
+      }
+    });
+  });
+  module.def("use_on", [](PageId id, StreamId stream) {
+    locked([&](Interposer& all) {
+      if (std::find(all.streams.begin(), all.streams.end(), stream) == all.streams.end()) {
+        all.streams.push_back(stream);
+      }
+      Page* page = all.pages.find(id);
+      if (page != nullptr && !page->may_be_used_on(stream)) {
+        page->streams.push_back(stream);
+      }
+    });
+  });
+  module.def("forget_streams", [](const std::vector<PageId>& ids) {
+    locked([&](Interposer& all) {
+      for (const PageId id : ids) {
+        if (Page* page = all.pages.find(id)) {
+          page->streams.clear();
+        }
+      }
+    });
+  });
+  module.def("drop", &drop);
+  module.def("resize", &resize);
+  module.def("take_deaths", &take_deaths);
+  module.def("take_young", &take_young);
+  module.def("live_bytes", [](int device) {
+    return locked([&](Interposer& all) {
+      all.pages.sweep();
+      return all.pages.account(device).live;
+    });
+  });
+  module.def("take_peak", [](int device) {
+    return locked([&](Interposer& all) {
+      Account& account = all.pages.account(device);
+      return std::exchange(account.peak, int64_t{0});
+    });
+  });
+  module.def("count", [] { return locked([](Interposer& all) { return all.pages.size(); }); });
+}
+
+}  // namespace torch_lms

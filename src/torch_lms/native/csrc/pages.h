@@ -1,0 +1,200 @@
+// The table from storages to pages, while no page has to move: who was born, who died, how many bytes live.
+//
+// A page is known here by its storage, and to Python by its number. What Python knows of a page beside that, and all
+// that is decided about it, stays there. Nothing here holds a Python object, so nothing here needs the GIL.
+
+#pragma once
+
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace torch_lms {
+
+// Not by way of a strong reference, which would concern the storage's Python object.
+inline c10::weak_intrusive_ptr<c10::StorageImpl> weak_reference(c10::StorageImpl* storage) {
+  c10::raw::weak_intrusive_ptr::incref(storage);
+  return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
+}
+
+using PageId = int64_t;
+using StreamId = int64_t;
+constexpr PageId no_page = -1;
+
+struct Page {
+  PageId id;
+  c10::StorageImpl* storage;
+  // Weak: PyTorch frees the bytes when the last tensor lets go, but keeps the address from being used again.
+  c10::weak_intrusive_ptr<c10::StorageImpl> alive;
+  int64_t nbytes;
+  int device;
+  bool is_young;  // born here: no engine has heard of it
+  bool is_named;  // Python knows of it, and must hear of its death
+  size_t place;   // in Pages::all_
+  // Where the device has streams: those that may use it as it is. A young page was allocated for the first.
+  c10::SmallVector<StreamId, 2> streams = {};
+
+  bool may_be_used_on(StreamId stream) const {
+    return std::find(streams.begin(), streams.end(), stream) != streams.end();
+  }
+
+  bool is_dead() const {
+    return alive.use_count() == 0;
+  }
+};
+
+// Bytes of the pages of one device.
+struct Account {
+  bool is_open = false;  // whether Python has told of the device
+  int64_t limit = 0;
+  int64_t live = 0;  // includes the dead that nobody has found yet
+  int64_t peak = 0;  // the most that `live` was since `take_peak`
+};
+
+// Not thread-safe: whoever calls holds the lock of the interposer.
+class Pages {
+ public:
+  Page* find(const c10::StorageImpl* storage) const {
+    auto found = by_storage_.find(storage);
+    return found == by_storage_.end() ? nullptr : found->second;
+  }
+
+  Page* find(PageId id) const {
+    auto found = by_id_.find(id);
+    return found == by_id_.end() ? nullptr : found->second;
+  }
+
+  Page* add(c10::StorageImpl* storage, int device, bool is_young) {
+    auto page = std::make_unique<Page>(Page{
+        next_++,
+        storage,
+        weak_reference(storage),
+        static_cast<int64_t>(storage->nbytes()),
+        device,
+        is_young,
+        !is_young,
+        all_.size()});
+    Page* added = page.get();
+    has_young_ = has_young_ || is_young;
+    by_storage_[storage] = added;
+    by_id_[added->id] = added;
+    all_.push_back(std::move(page));
+    grow(*added, added->nbytes);
+    return added;
+  }
+
+  void resize(Page& page, int64_t nbytes) {
+    grow(page, nbytes - page.nbytes);
+    page.nbytes = nbytes;
+  }
+
+  void drop(Page* page) {
+    account(page->device).live -= page->nbytes;
+    by_storage_.erase(page->storage);
+    by_id_.erase(page->id);
+    // The last takes its place. What is left of the storage goes once the lock is free.
+    const size_t place = page->place;
+    graveyard_.push_back(std::move(all_[place]));
+    if (place + 1 < all_.size()) {
+      all_[place] = std::move(all_.back());
+      all_[place]->place = place;
+    }
+    all_.pop_back();
+  }
+
+  // Forget all whose storages died. Python hears of those that it knew.
+  void sweep() {
+    for (size_t place = 0; place < all_.size();) {
+      Page* page = all_[place].get();
+      if (!page->is_dead()) {
+        ++place;
+        continue;
+      }
+      if (page->is_named) {
+        deaths_.push_back(page->id);
+      }
+      drop(page);
+    }
+    births_ = 0;
+  }
+
+  // A page was born at the present `live`: how much there is at most. Looks for the dead only where that may matter.
+  void note_peak(int device) {
+    Account& its = account(device);
+    if (its.live > its.peak || ++births_ >= max_births_) {
+      sweep();
+      its.peak = std::max(its.peak, its.live);
+    }
+  }
+
+  std::vector<PageId> take_deaths() {
+    return std::exchange(deaths_, {});
+  }
+
+  // The young pages, which Python hears of now.
+  std::vector<Page*> take_young() {
+    std::vector<Page*> young;
+    if (!std::exchange(has_young_, false)) {
+      return young;
+    }
+    for (const auto& page : all_) {
+      if (page->is_young) {
+        page->is_young = false;
+        page->is_named = true;
+        young.push_back(page.get());
+      }
+    }
+    return young;
+  }
+
+  // What is left of storages that died; to be destroyed by the caller once it has let go of the lock.
+  std::vector<std::unique_ptr<Page>> take_graveyard() {
+    return std::exchange(graveyard_, {});
+  }
+
+  Account& account(int device) {
+    const auto place = static_cast<size_t>(device + 1);
+    if (place >= accounts_.size()) {
+      accounts_.resize(place + 1);
+    }
+    return accounts_[place];
+  }
+
+  std::vector<PageId> ids() const {
+    std::vector<PageId> found;
+    for (const auto& page : all_) {
+      found.push_back(page->id);
+    }
+    return found;
+  }
+
+  size_t size() const {
+    return all_.size();
+  }
+
+ private:
+  static constexpr int max_births_ = 64;
+
+  void grow(const Page& page, int64_t nbytes) {
+    account(page.device).live += nbytes;
+  }
+
+  ska::flat_hash_map<const c10::StorageImpl*, Page*> by_storage_;
+  ska::flat_hash_map<PageId, Page*> by_id_;
+  std::vector<std::unique_ptr<Page>> all_;
+  std::vector<std::unique_ptr<Page>> graveyard_;
+  std::vector<PageId> deaths_;
+  std::vector<Account> accounts_;  // by the device's index; that of the CPU is -1
+  PageId next_ = 0;
+  int births_ = 0;
+  bool has_young_ = false;
+};
+
+}  // namespace torch_lms

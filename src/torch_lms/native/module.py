@@ -1,0 +1,84 @@
+"""What the native interposer can be told and asked."""
+
+from typing import Any, Protocol
+
+import torch
+
+PageId = int
+
+
+class Native(Protocol):
+    """The extension module. Any thread may call it."""
+
+    def claim(self, key: str) -> None:
+        """Take the dispatch key of that name, for as long as the process lives.
+
+        Raises:
+            RuntimeError: it is somebody else's, or PyTorch knows none of that name.
+        """
+
+    def start(self, owner: Any, device_type: str, sizes: dict[str, int], has_streams: bool) -> None:
+        """A session begins. ``owner`` is asked what needs a decision: see ``runtime.native_interposer``."""
+
+    def stop(self) -> None:
+        """It ended: operations pass unseen."""
+
+    def include(self, is_included: bool) -> None:
+        """Whether the operations of the calling thread are seen."""
+
+    def is_included(self) -> bool:
+        """Whether they are."""
+
+    def exclude(self, is_excluded: bool) -> bool:
+        """Whether they are not, for the moment. Returns what was."""
+
+    def open(self, limits: list[tuple[int, int]]) -> None:
+        """Open the fast path: the limit of each device, by its index (-1 for the CPU)."""
+
+    def close(self) -> list[tuple[int, list[PageId]]]:
+        """Close it. The pages of the operations that are on it now, by the identity of their threads."""
+
+    def ask_python(self, always: bool) -> None:
+        """Whether the mode has every operation."""
+
+    def set_min_size(self, nbytes: int) -> None:
+        """Of storages first seen from now on, those of ``nbytes`` and more are pages."""
+
+    def entered(self) -> int:
+        """How many operations used pages, of those that the mode had not."""
+
+    def find(self, storage: torch.UntypedStorage) -> PageId:
+        """The number of the page; -1 if it is none."""
+
+    def add(self, storage: torch.UntypedStorage, is_young: bool) -> PageId:
+        """It becomes a page."""
+
+    def name(self, page: PageId) -> None:
+        """Python knows of the page, though it may still be young: its death is told."""
+
+    def drop(self, page: PageId) -> None:
+        """It is none any more."""
+
+    def resize(self, page: PageId, nbytes: int) -> None:
+        """Its storage has another size."""
+
+    def take_deaths(self) -> list[PageId]:
+        """Pages whose storages died since this was last asked."""
+
+    def use_on(self, page: PageId, stream: int) -> None:
+        """The page may be used on that stream of its device, as it is now."""
+
+    def forget_streams(self, pages: list[PageId]) -> None:
+        """Nothing is known of the streams on which they may be used."""
+
+    def take_young(self) -> list[tuple[PageId, torch.UntypedStorage, int]]:
+        """Pages that were born on the fast path, and of which no engine has heard; the streams of their memory."""
+
+    def live_bytes(self, device: int) -> int:
+        """Of all pages of a device, wherever they are."""
+
+    def take_peak(self, device: int) -> int:
+        """The most that these were on the fast path since this was last asked; 0 if nothing happened there."""
+
+    def count(self) -> int:
+        """How many pages there are."""

@@ -1,0 +1,101 @@
+"""How operations come to a session: through PyTorch's dispatch modes, or through the native interposer (N22)."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from torch_lms.capture.mode import LmsMode
+from torch_lms.errors import SessionError
+
+
+class Interposer(ABC):
+    """What makes the operations of threads pass by a session.
+
+    Attributes:
+        name: "native" or "python".
+        reason: why it is that one.
+    """
+
+    name: str
+    reason: str = ""
+
+    @abstractmethod
+    def attach(self) -> None:
+        """The calling thread's operations pass from now on."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """They do not any more."""
+
+    @abstractmethod
+    def unseen(self) -> AbstractContextManager[Any]:
+        """Inside, the calling thread's operations pass unseen."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """The session is ready."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """It is over: what still comes is left alone."""
+
+    @abstractmethod
+    def set_min_size(self, nbytes: int) -> None:
+        """Of storages first seen from now on, those of ``nbytes`` and more are pages."""
+
+    @abstractmethod
+    def watch_all(self, always: bool) -> None:
+        """Whether each operation must come by the mode, whatever it is."""
+
+
+class PythonInterposer(Interposer):
+    """By a dispatch mode, on the stack of each thread that takes part."""
+
+    name = "python"
+
+    def __init__(self, mode: LmsMode) -> None:
+        self._mode = mode
+
+    def attach(self) -> None:
+        if not self._is_attached():
+            _push_mode(self._mode)
+
+    def detach(self) -> None:
+        """Take the mode out of this thread's stack, wherever it stands there."""
+        if not self._is_attached():
+            return
+        above = []
+        while (top := _pop_mode()) is not self._mode:
+            above.append(top)
+        for other in reversed(above):
+            _push_mode(other)
+
+    def unseen(self) -> AbstractContextManager[Any]:
+        return self._mode.left_out()
+
+    def begin(self) -> None:
+        return
+
+    def end(self) -> None:
+        return  # the mode asks the session whether it is over
+
+    def set_min_size(self, nbytes: int) -> None:
+        return  # the mode asks the session
+
+    def watch_all(self, always: bool) -> None:
+        return  # the mode has every operation
+
+    def _is_attached(self) -> bool:
+        return any(other is self._mode for other in _get_current_dispatch_mode_stack())
+
+
+def refuse_inside_other_modes() -> None:
+    """A mode entered before ours, and left while ours is on, would take ours away (N20)."""
+    others = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack() if not isinstance(mode, LmsMode)]
+    if others:
+        raise SessionError(
+            f"enable() was called inside another dispatch mode ({', '.join(others)}), whose end would end this session "
+            f"too: call it before that mode is entered, or use torch_lms.session() inside it"
+        )

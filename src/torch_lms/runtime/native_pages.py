@@ -1,0 +1,128 @@
+"""The table of pages where the native interposer has it: births and deaths on the fast path are known there first."""
+
+from collections.abc import Callable, Iterator
+from threading import RLock
+
+import torch
+
+from torch_lms.capture.registry import Entry, Registry, storage_nbytes
+from torch_lms.engine import Engine
+from torch_lms.native import Native
+from torch_lms.residency import PageId
+from torch_lms.runtime.backend import DeviceBackend
+from torch_lms.runtime.page_table import PageTable
+from torch_lms.runtime.pageable import why_unpageable
+
+
+class NativeRegistry(Registry):
+    """All storages that are pages, by the native interposer's numbers.
+
+    Args:
+        native: the interposer.
+        engine_of: the engine of the device of a storage.
+    """
+
+    def __init__(self, native: Native, engine_of: Callable[[torch.UntypedStorage], Engine]) -> None:
+        super().__init__()
+        self._native = native
+        self._engine_of = engine_of
+        self._by_number: dict[PageId, Entry] = {}
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(list(self._by_number.values()))
+
+    def __len__(self) -> int:
+        return self._native.count()
+
+    def __getitem__(self, page: PageId) -> Entry:
+        return self._by_number[page]
+
+    def get(self, page: PageId) -> Entry | None:
+        """The page of that number, if Python knows of it."""
+        return self._by_number.get(page)
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+        page = self._native.find(storage)
+        if page < 0:
+            return None
+        entry = self._by_number.get(page)
+        if entry is None:  # born on the fast path: nobody has asked for it yet
+            self._native.name(page)
+            entry = self.enter(page, storage)
+        return entry
+
+    def add(self, storage: torch.UntypedStorage, engine: Engine | None, is_young: bool = False) -> Entry:
+        return self.enter(self._native.add(storage, is_young), storage)
+
+    def enter(self, page: PageId, storage: torch.UntypedStorage) -> Entry:
+        """``storage`` is the page of that number."""
+        entry = Entry(storage)
+        entry.page = page
+        entry.nbytes = storage_nbytes(storage)
+        entry.engine = self._engine_of(storage)
+        entry.key = id(storage)
+        entry.is_exported = False
+        return self._by_number.setdefault(page, entry)
+
+    def drop(self, entry: Entry) -> None:
+        if self._by_number.pop(entry.page, None) is not None:
+            self._native.drop(entry.page)
+
+    def dead(self) -> Iterator[Entry]:
+        for page in self._native.take_deaths():
+            entry = self._by_number.pop(page, None)
+            if entry is not None:
+                yield entry
+
+
+class NativePageTable(PageTable):
+    """All pages of all devices of one kind, most of which the native interposer finds by itself.
+
+    The bytes of young pages are counted there, and in the ledgers only once their engines hear of them.
+    """
+
+    registry: NativeRegistry
+
+    def __init__(
+        self, kind: str, lock: RLock, new_backend: Callable[[torch.device], DeviceBackend], native: Native
+    ) -> None:
+        self._native = native
+        super().__init__(kind, lock, new_backend)
+
+    def _new_registry(self) -> NativeRegistry:
+        return NativeRegistry(self._native, lambda storage: self.backend_of(storage.device).engine)
+
+    def add_young(self, storage: torch.UntypedStorage) -> Entry:
+        entry = self.registry.add(storage, None, is_young=True)
+        if self.home(entry).executor.has_streams:
+            self.home(entry).executor.use((entry,))
+        return entry
+
+    def reap(self) -> None:
+        self.count_dead()
+        for page, storage, stream in self._native.take_young():
+            entry = self.registry.get(page) or self.registry.enter(page, storage)
+            if self.home(entry).executor.has_streams:
+                self.home(entry).executor.born(entry, stream)
+            self.home(entry).add(entry, why_unpageable(storage, is_owned=False))
+        for backend in self.backends:
+            peak_bytes = self._native.take_peak(index_of(backend.device))
+            backend.engine.pager.book.ledger.note_peak(peak_bytes)
+
+    def count_dead(self) -> None:
+        for entry in self.registry.dead():
+            self.remove(entry)
+            self.home(entry).executor.forget(entry)
+
+    def is_roomy(self, engine: Engine) -> bool:
+        live_bytes = self._native.live_bytes(index_of(self._by_engine[engine].device))
+        return live_bytes * 2 < engine.pager.limit
+
+    def notice_size(self, entry: Entry) -> None:
+        super().notice_size(entry)
+        self._native.resize(entry.page, entry.nbytes)
+
+
+def index_of(device: torch.device) -> int:
+    """As the interposer numbers devices: -1 is the CPU."""
+    return -1 if device.index is None else device.index

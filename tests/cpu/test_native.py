@@ -1,0 +1,285 @@
+"""The native interposer: it decides nothing else than the dispatch mode, and where it cannot be had, that has all."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torch_lms
+from tests.ways import IS_NATIVE
+from torch_lms.native import build, load
+from torch_lms.runtime import api
+
+needs_native = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer here: {load.find().reason}")
+
+TRAIN = """
+    import torch, torch_lms
+    with torch_lms.session(limit=0, min_size=1) as lms:
+        x = torch.arange(1000.0).mul(2).add(1)
+        print(x.sum().item(), lms.stats().interposer)
+        print(lms.stats().interposer_reason)
+"""
+
+
+def run(program: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``program`` as a stranger would, in a process of its own."""
+    kept = {name: value for name, value in os.environ.items() if name != "TORCH_LMS_INTERPOSER"}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def assert_runs_in_python(done: "subprocess.CompletedProcess[str]", why: str) -> None:
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1000000.0 python\n")
+    assert why in done.stdout
+    told = [line for line in done.stderr.splitlines() if "seen in Python" in line]
+    assert len(told) == 1
+    assert why in told[0]
+    assert "Traceback" not in done.stderr
+
+
+# -- where it cannot be had ------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    done = run(TRAIN, TORCH_LMS_CACHE=str(tmp_path), CXX="there-is-no-such-compiler")
+    assert_runs_in_python(done, "there is no C++ compiler (there-is-no-such-compiler)")
+
+
+def test_with_a_compiler_that_fails(tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'x.cpp:1: error: out of spirits' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    done = run(TRAIN, TORCH_LMS_CACHE=str(tmp_path), CXX=str(compiler))
+    assert_runs_in_python(done, "error: out of spirits")
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_with_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert_runs_in_python(run(TRAIN, TORCH_LMS_CACHE=str(tmp_path / "file")), "cannot be written")
+
+
+def test_with_what_a_compiler_made_for_another_pytorch(tmp_path: Path) -> None:
+    """A shared object that cannot be loaded is as good as none: it is built anew, and here that fails."""
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\nwhile [ "$1" != -o ]; do shift; done\necho stale > "$2"\n')
+    compiler.chmod(0o755)
+    for _ in range(2):
+        assert_runs_in_python(run(TRAIN, TORCH_LMS_CACHE=str(tmp_path), CXX=str(compiler)), "cannot be loaded")
+
+
+@needs_native
+def test_with_its_key_taken() -> None:
+    taken = """
+        import torch
+        library = torch.library.Library("_", "IMPL")
+        library.fallback(torch.library.fallthrough_kernel, "Fake")
+    """
+    assert_runs_in_python(run(textwrap.dedent(taken) + textwrap.dedent(TRAIN)), "the dispatch key Fake is taken")
+
+
+def test_python_by_choice_says_nothing() -> None:
+    done = run(TRAIN, TORCH_LMS_INTERPOSER="python")
+    assert done.stdout == "1000000.0 python\nTORCH_LMS_INTERPOSER says so\n"
+    assert done.stderr == ""
+
+
+def test_native_by_choice_or_not_at_all(tmp_path: Path) -> None:
+    done = run(TRAIN, TORCH_LMS_INTERPOSER="native", TORCH_LMS_CACHE=str(tmp_path), CXX="nothing")
+    assert done.returncode == 1
+    assert "TORCH_LMS_INTERPOSER is 'native', and there is none: there is no C++ compiler (nothing)" in done.stderr
+
+
+def test_another_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", "rust")
+    with pytest.raises(torch_lms.UsageError, match="'rust'; expected one of auto, native, python"):
+        torch_lms.enable()
+    assert not torch_lms.is_enabled()
+
+
+@needs_native
+def test_two_processes_build_it_once(tmp_path: Path) -> None:
+    """The second waits for the first. The compiler here takes a while, and copies what another has made."""
+    compiler, calls = tmp_path / "g++", tmp_path / "calls"
+    compiler.write_text(
+        f"#!/bin/sh\necho call >> {calls}\nsleep 2\n"
+        f'while [ "$1" != -o ]; do shift; done\ncp {build.cached_file()} "$2"\n'
+    )
+    compiler.chmod(0o755)
+    done: list[subprocess.CompletedProcess[str]] = []
+    environment = {"TORCH_LMS_CACHE": str(tmp_path / "cache"), "CXX": str(compiler)}
+    threads = [threading.Thread(target=lambda: done.append(run(TRAIN, **environment))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.stdout.splitlines()[0] for result in done] == ["1000000.0 native"] * 2
+    assert calls.read_text() == "call\n"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
+def test_doctor_tells_and_builds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch_lms", "doctor", "--quick"]
+    environment = {**os.environ, "TORCH_LMS_CACHE": str(tmp_path), "CXX": "nothing", "TORCH_LMS_INTERPOSER": "auto"}
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "a dispatch mode in Python: it is not built yet" in told.stdout
+    refused = subprocess.run([*command, "--build"], env=environment, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "cannot be had: there is no C++ compiler (nothing)" in refused.stderr
+
+
+# -- it decides as the dispatch mode does ----------------------------------------------------------------------------
+
+_WAYS = ("python", "native")
+_SAME_FIGURES = (
+    *("demand_bytes", "evictions", "evicted_bytes", "fetches", "fetched_bytes", "recomputes", "clean_drops"),
+    *("planned_steps", "diverged_steps", "peak_resident_bytes", "unpaged_bytes", "steps"),
+)
+
+
+def random_program(seed: int) -> Any:
+    """A training of three steps whose operations, views, writes in place and lifetimes are chosen by ``seed``."""
+    choose = random.Random(seed)
+    kinds = [choose.randrange(6) for _ in range(12)]
+
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        layers = [nn.Linear(32, 32) for _ in range(3)]
+        parameters = [p for layer in layers for p in layer.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+        found = []
+        for _ in range(3):
+            x = torch.randn(16, 32)
+            kept = []
+            for kind in kinds:
+                if kind == 0:
+                    x = layers[len(kept) % 3](x)
+                elif kind == 1:
+                    x = torch.relu(x).add(0.5).mul_(1.5)
+                elif kind == 2:
+                    x = x.view(8, 64).t().reshape(16, 32) + 1
+                elif kind == 3:
+                    kept.append(x)
+                    x = torch.cat([x, x]).chunk(2)[1].sin()
+                elif kind == 4:
+                    x = nn.functional.dropout(x, 0.3)
+                else:
+                    x = sum(kept, x) if kept else x.exp().clamp(max=3)
+            loss = x.square().mean() + sum(p.square().sum() for p in parameters)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found += [loss.detach(), x.detach()]
+        return found + [p.detach() for p in parameters]
+
+    return train
+
+
+@needs_native
+@pytest.mark.parametrize("limit", [0, 12_000, 1 << 30])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_programs_by_both_ways(seed: int, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits, the same pages moved, the same steps recorded."""
+    program = random_program(seed)
+    expected = program()
+    figures, traces = [], []
+    for way in _WAYS:
+        monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+        with torch_lms.session(limit=limit, min_size=512, device="cpu") as lms:
+            found = program()
+            lms.validate()
+            stats = lms.stats()
+            traces.append(api.last_step().trace)
+        assert all(map(torch.equal, found, expected))
+        assert stats.interposer == way
+        figures.append({name: getattr(stats, name) for name in _SAME_FIGURES})
+    assert figures[0] == figures[1]
+    ours, theirs = traces
+    if limit != 1 << 30:
+        assert ours is not None
+        assert theirs is not None
+        assert [page.nbytes for page in ours.pages] == [page.nbytes for page in theirs.pages]
+        assert [op[:4] for op in ours.ops] == [op[:4] for op in theirs.ops]
+
+
+@needs_native
+def test_no_mode_is_there() -> None:
+    """What PyTorch does otherwise while a mode is on, it does as ever (N22)."""
+    with torch_lms.session(limit=0, min_size=1):
+        assert torch.utils._python_dispatch._get_current_dispatch_mode_stack() == []
+
+
+@needs_native
+def test_an_operation_that_fits_is_not_told_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch_lms.session(limit="1GB", min_size=1, device="cpu"):
+        x = torch.ones(1000) + 1
+        session = api.current_session()
+        monkeypatch.setattr(type(session), "entry_of", None)
+        y = (x + x).mul_(2).view(10, 100).sum(0)
+        monkeypatch.undo()
+        assert y.tolist() == [80.0] * 100
+
+
+@needs_native
+def test_four_threads_in_one_session() -> None:
+    """Backward included; the limit opens and closes the fast path all the while."""
+
+    def work(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(64, 64, generator=generator, requires_grad=True)
+        found = []
+        for _ in range(30):
+            x = torch.randn(64, 64, generator=generator)
+            for _ in range(4):
+                x = (x @ weight).tanh()
+            (gradient,) = torch.autograd.grad(x.sum(), weight)
+            found.append(gradient)
+            torch_lms.step() if torch_lms.is_enabled() and seed == 0 else None
+        return [torch.stack(found).sum(0), weight.detach()]
+
+    expected = [work(seed) for seed in range(4)]
+    for limit in (400_000, 3_000_000, 1 << 30):
+        with torch_lms.session(limit=limit, min_size=1024, device="cpu") as lms:
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(work, range(4)))
+            lms.validate()
+        for seed in range(4):
+            assert all(map(torch.equal, found[seed], expected[seed]))
+
+
+@needs_native
+def test_ten_thousand_steps_leave_nothing_behind() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu"):
+        session = api.current_session()
+        assert session is not None
+        levels = []
+        for step in range(10_000):
+            optimizer.zero_grad()
+            (torch.ones(16, 64) @ weight).relu().sum().backward()
+            optimizer.step()
+            if step % 2_500 == 2_499:
+                resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+                levels.append((resident_pages << 12, len(os.listdir("/proc/self/fd")), session.page_count))
+    resident, descriptors, pages = zip(*levels, strict=True)
+    assert resident[-1] - resident[0] < 4 << 20
+    assert len(set(descriptors)) == 1
+    assert len(set(pages)) == 1

@@ -1,0 +1,5 @@
+"""Which of the two ways the tests run by: $TORCH_LMS_INTERPOSER chooses."""
+
+from torch_lms.native import load
+
+IS_NATIVE = load.find().native is not None
