@@ -165,8 +165,11 @@ class _Search:
 
     def _try(self, choice: Choice, rules: Rules) -> None:
         recompute_s = sum(self._walker.seconds(recomputation) for _, recomputation in choice.dropped)
-        if not self.best.excess and self._stock_s + recompute_s >= self.best.seconds:
-            return  # it cannot be better, even if nothing else took time
+        fetched_bytes = sum(gap.nbytes for gap in choice.moved if gap.before >= 0)
+        copies_s = moved_out(choice.moved) / self._speeds.d2h + fetched_bytes / self._speeds.h2d
+        least_s = self._stock_s + recompute_s + self._speeds.overlap_penalty * copies_s
+        if not self.best.excess and least_s >= self.best.seconds:
+            return  # it cannot be better, even if nobody waited for a copy
         if not choice.dropped and moved_out(choice.moved) > self._most_bytes:
             return
         found = self._candidate(choice, rules, inf if self.best.excess else self.best.seconds)

@@ -7,6 +7,7 @@ its last. tests/pure/test_planner_rehearsal.py holds it to the simulator, which 
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from math import inf
 from typing import NamedTuple
 
 from torch_lms.engine import Speeds
@@ -98,6 +99,7 @@ class _Rehearsal:
         # Candidates for eviction by state, the oldest first.
         self._candidates: dict[int, dict[int, None]] = {state: {} for state in _MAY_LEAVE}
         self._done_s: dict[int, float] = {}  # when copies under way end
+        self._next_done_s = inf  # when the first of these does, or before
         self._dropped: dict[int, Recomputation] = {}
         self._dependents: dict[int, dict[int, None]] = {}  # of each input, the dropped pages recomputed from it
 
@@ -111,6 +113,7 @@ class _Rehearsal:
         self._to_evict = dict(self._due)  # also those on their way out, which are freed when their copies have ended
         self._evict_now = list(self._due)
         self._to_fetch: dict[int, None] = {}
+        self._wants_fetches = False  # whether one of them may be away
         self._to_drop: dict[int, Recomputation] = {}
         self._recipes: dict[int, Recomputation] = {}
         self._peak_bytes = self._evicted_bytes = self._fetched_bytes = 0
@@ -154,6 +157,7 @@ class _Rehearsal:
             to_fetch = [page for page in plan.fetches[position] if page in self._state]
             self._forget(to_fetch)
             self._to_fetch.update(dict.fromkeys(to_fetch))
+            self._wants_fetches = True
 
     def _forget(self, pages: Iterable[int]) -> None:
         """``pages`` are in use, or to be fetched: they are not due any more."""
@@ -180,8 +184,9 @@ class _Rehearsal:
 
     def _begin(self, op: _Op) -> None:
         """Have the pages of ``op`` there, and room for what it creates; then start what the plan wants beside it."""
-        if self._done_s:
+        if self._next_done_s <= self._now_s:
             self._finish([page for page, done_s in self._done_s.items() if done_s <= self._now_s])
+            self._next_done_s = min(self._done_s.values(), default=inf)
         evict, self._evict_now = self._evict_now, []
         away = self._pin(op.pages)
         for page in evict:
@@ -194,11 +199,8 @@ class _Rehearsal:
             dependents = [page for written in op.writes for page in self._dependents.get(written, ())]
             self._recompute_all([*lost, *dependents])
         self._bring(away, op.new_bytes)
-        for page in self._to_fetch:
-            if self._state.get(page) == _EVICTED:
-                if self._stage.limit - self._held - op.new_bytes < self._nbytes[page]:
-                    break
-                self._start_fetch(page)
+        if self._wants_fetches:
+            self._start_fetches(op.new_bytes)
 
     def _end(self, op: _Op) -> None:
         for page in op.writes:
@@ -278,7 +280,9 @@ class _Rehearsal:
 
     def _victims(self) -> Iterable[int]:
         """Those that are due; then all others, those used last first."""
-        yield from [page for page in self._due if self._is_candidate(page)]
+        for page in list(self._due):
+            if self._is_candidate(page):
+                yield page
         others = [page for state in (_CLEAN, _EVICTING, _RESIDENT) for page in self._candidates[state]]
         yield from sorted(others, key=self._next_use, reverse=True)
 
@@ -294,6 +298,7 @@ class _Rehearsal:
 
     def _release(self, page: int) -> None:
         self._to_evict.pop(page, None)
+        self._wants_fetches = self._wants_fetches or page in self._to_fetch
         self._become(page, _EVICTED)
         self._held -= self._nbytes[page]
 
@@ -322,6 +327,15 @@ class _Rehearsal:
         return True
 
     # -- fetching and recomputing ------------------------------------------------------------------------------------
+
+    def _start_fetches(self, new_bytes: int) -> None:
+        """Start to fetch what the plan wants by now, as long as there is room beside ``new_bytes``."""
+        for page in self._to_fetch:
+            if self._state[page] == _EVICTED:
+                if self._stage.limit - self._held - new_bytes < self._nbytes[page]:
+                    return
+                self._start_fetch(page)
+        self._wants_fetches = False
 
     def _start_fetch(self, page: int) -> None:
         self._become(page, _FETCHING)
@@ -363,6 +377,7 @@ class _Rehearsal:
         copy_s = self._nbytes[page] / bytes_per_s
         start_s = max(self._now_s, self._free_s[direction])
         self._free_s[direction] = self._done_s[page] = start_s + copy_s
+        self._next_done_s = min(self._next_done_s, start_s + copy_s)
         self._now_s += self._stage.speeds.overlap_penalty * copy_s  # lost by the program, whose cores make the copy
 
     def _wait_for(self, page: int) -> None:
