@@ -5,6 +5,7 @@ python benchmarks/traffic.py --recompute    # larger steps, with recomputation: 
                                             # the machine's link is, and its operations
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def fixed_speeds() -> Iterator[None]:
         return list(executor._under_way)  # whoever asks waits for them
 
     with (
-        mock.patch("torch_lms.runtime.backend.make_plan", plan),
+        mock.patch("torch_lms.runtime.plans_beside.make_plan", plan),
         mock.patch.object(CpuExecutor, "landed", landed),
     ):
         yield
@@ -190,6 +191,7 @@ def print_moved() -> None:
 @click.option("--recompute", is_flag=True, help="What is moved if pages may be recomputed instead.")
 def main(recompute: bool) -> None:
     """Print a table of docs/planning.md."""
+    os.environ["TORCH_LMS_PLANNING"] = "at-once"  # what counts is what moves once there is a plan
     if recompute:
         print_recomputed()
     else:

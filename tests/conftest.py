@@ -8,6 +8,9 @@ import pytest
 # MKL uses fewer threads at times on a busy machine, and with another number of threads it rounds in another way.
 os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 
+# Tests count on plans being there at once. What makes them beside the program has tests of its own.
+os.environ.setdefault("TORCH_LMS_PLANNING", "at-once")
+
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side: each has a core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -307,6 +307,7 @@ def main() -> int:
     parser.add_argument("--show", metavar="EVENT", choices=EVENTS, help="print one operation's calls: %(choices)s")
     parser.add_argument("--policy", choices=POLICIES, default="planned", help="of the operation to show")
     chosen = parser.parse_args()
+    os.environ["TORCH_LMS_PLANNING"] = "at-once"  # what counts are the steps once there is a plan
     torch.set_num_threads(1)  # small operations are slower on more
     if chosen.show is None:
         Console(width=132).print(table({policy: journeys(policy) for policy in POLICIES}))

@@ -201,7 +201,7 @@ def test_what_was_recorded(tmp_path: Path) -> None:
 
     events = json.loads(json.dumps(perfetto(timeline)))["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert set(lanes.values()) == {"compute", "out", "in", "disk", "collective"}
+    assert set(lanes.values()) == {"compute", "out", "in", "disk", "planning", "collective"}
     complete = [event for event in events if event["ph"] == "X"]
     assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["tid"] in lanes for event in complete)
     by_lane = {name: [e for e in complete if lanes[e["tid"]] == name] for name in lanes.values()}

@@ -85,7 +85,7 @@ def planned(limit: int = 60) -> PlanCursor:
     trace, recorder = step(uses, [50, 50])
     assert [gap.page for gap in choose(trace, limit)] == [0, 1]
     plan = make_plan(trace, limit, recorder.numbers, Speeds(1e9, 1e9))
-    return PlanCursor(plan, [(100, 50), (101, 50)])
+    return PlanCursor(plan, {100: 50, 101: 50})
 
 
 def test_a_page_leaves_after_its_last_use_and_is_expected_back() -> None:

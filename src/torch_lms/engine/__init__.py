@@ -2,7 +2,8 @@
 
 from torch_lms.engine.backend import Backend, Mark, Spent
 from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Operation, drive
-from torch_lms.engine.plan_cache import EndedStep, Kind, MakePlan, OnePlan, PlanCache, Plans, Speeds
+from torch_lms.engine.plan_cache import EndedStep, Kind, OnePlan, PlanCache, Plans
+from torch_lms.engine.planning import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce, Speeds
 from torch_lms.engine.step_record import StepRecord
 
 __all__ = [
@@ -11,12 +12,16 @@ __all__ = [
     "EndedStep",
     "Engine",
     "Kind",
+    "MadePlan",
     "MakePlan",
     "Mark",
     "OnePlan",
     "Operation",
     "PlanCache",
+    "PlanOrder",
+    "Planner",
     "Plans",
+    "PlansAtOnce",
     "Speeds",
     "Spent",
     "StepRecord",

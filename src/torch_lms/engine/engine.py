@@ -8,7 +8,8 @@ from functools import partial
 from typing import Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark
-from torch_lms.engine.plan_cache import EndedStep, Plans, Speeds
+from torch_lms.engine.plan_cache import EndedStep, Plans
+from torch_lms.engine.planning import Speeds
 from torch_lms.engine.step_record import StepRecord
 from torch_lms.pager import Action, Pager
 from torch_lms.policy import PlanCursor, Planned, Policy
@@ -156,6 +157,7 @@ class Engine:
         self._is_record_whole = False
         self._last_record: StepRecord | None = None
         self._evicted_before_step = 0
+        self._fetched_before_step = 0
         self._spent_until: Mark = None
         if self._is_auto:
             self.refresh_limit()
@@ -210,6 +212,8 @@ class Engine:
         """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them."""
         if self.record is not None:
             now = self._backend.mark()
+            if not self._cursors and self._plans is not None and self._plans.has_news:
+                self._join_plans()
             if self._cursors:
                 self._move_cursors(op.name, pages)
             self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
@@ -292,6 +296,15 @@ class Engine:
         if has_any_diverged:
             self._forget_diverged()
 
+    def _join_plans(self) -> None:
+        """Plans have been made since the step began without one: follow those that it has been like so far."""
+        if self._plans is None or self.record is None or not self._is_record_whole:
+            return
+        self._cursors = self._plans.begin_step(self.record.living, self._limit_of_plans)
+        for cursor in self._cursors:
+            self.record.retrace(cursor)
+        self._forget_diverged()
+
     def _forget_diverged(self) -> None:
         self._cursors = [cursor for cursor in self._cursors if not cursor.has_diverged]
         self._follow()
@@ -326,20 +339,29 @@ class Engine:
             self.record = StepRecord(living, self._last_record)
             self._is_record_whole = True
             if self._plans is not None:
-                self._cursors = self._plans.begin_step(book, self._limit_of_plans)
+                self._cursors = self._plans.begin_step(living, self._limit_of_plans)
         self._follow()
 
     def _end_record(self) -> None:
         record = self.record
         evicted_bytes = self.pager.counters.evicted_bytes
+        fetched_bytes = self.pager.counters.fetched_bytes
         if record is not None and record.op_count:
             record.finish(self._backend.mark())
             self._last_record = record
             if self._plans is not None and self._is_record_whole:
                 done = next((cursor for cursor in self._cursors if cursor.is_done), None)
-                moved_bytes = evicted_bytes - self._evicted_before_step
-                self._plans.end_step(EndedStep(record, done, self._limit_of_plans, moved_bytes, self._link_speeds()))
+                ended = EndedStep(
+                    record,
+                    done,
+                    self._limit_of_plans,
+                    evicted_bytes - self._evicted_before_step,
+                    fetched_bytes - self._fetched_before_step,
+                    self._link_speeds(),
+                )
+                self._plans.end_step(ended)
         self._evicted_before_step = evicted_bytes
+        self._fetched_before_step = fetched_bytes
 
     def _stop_recording(self) -> None:
         self.record = None
@@ -360,7 +382,8 @@ class Engine:
         """The same step in time."""
         if self._last_record is None:
             return None
-        return self._last_record.timeline(self._backend.seconds, _SHORTEST_STALL_S)
+        timeline = self._last_record.timeline(self._backend.seconds, _SHORTEST_STALL_S)
+        return timeline if self._plans is None else timeline.beside(self._plans.spans)
 
     # -- the limit ---------------------------------------------------------------------------------------------------
 
@@ -449,6 +472,7 @@ class Engine:
         self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
         self.recoveries = 0
         self._evicted_before_step = 0
+        self._fetched_before_step = 0
 
     # -- having it done ----------------------------------------------------------------------------------------------
 

@@ -1,41 +1,32 @@
 """Remembers the kinds of steps that a program makes, and a plan for each (N15)."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch_lms.engine.backend import Mark
+from torch_lms.engine.planning import MadePlan, Planner, PlanOrder, Speeds
 from torch_lms.engine.step_record import StepRecord
 from torch_lms.policy import Plan, PlanCursor
-from torch_lms.residency import Book, PageId
-from torch_lms.trace import Trace
+from torch_lms.residency import PageId
+from torch_lms.timeline import Lane, Span
+from torch_lms.trace import Living
 
-_MAX_PLANS = 4
-"""Kinds of steps that are remembered: two crop sizes, training and validation, say."""
+_MAX_PLANS = 24
+"""Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Each costs a cursor
+in every step, some 50 microseconds."""
 
-_MAX_SEEN = 64
-"""Signatures of steps for which there is no plan."""
+_MAX_SEEN = 256
+"""Kinds of steps of which it is known how often they came and what they lost."""
 
 _WASTED = 0.8
 """A plan for so small a share of the limit is better made anew."""
 
+_PLANNING_OP_S = 1.5e-3
+"""What planning takes for each operation, as long as no plan has been made: seconds of a processor."""
 
-class Speeds(NamedTuple):
-    """Speeds of the link to the next tier.
-
-    Attributes:
-        d2h, h2d: bytes per second from the device, and to it.
-        overlap_penalty: share of a transfer's time that the program loses though it does not wait, since the same
-            cores do both.
-    """
-
-    d2h: float
-    h2d: float
-    overlap_penalty: float = 0.0
-
-
-MakePlan = Callable[[Trace, int, Mapping[PageId, int], Speeds], Plan]
-"""Makes a plan for steps like a trace, under a limit, given the numbers of the pages that live on (``planner``)."""
+_log = logging.getLogger("torch_lms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class EndedStep:
         record: of the step.
         done: the cursor that followed its plan to the end of the step; None if none did.
         limit: bytes that pages may occupy in the next steps.
-        evicted_bytes: in this step.
+        evicted_bytes, fetched_bytes: in this step.
         speeds: of the link so far.
     """
 
@@ -54,17 +45,33 @@ class EndedStep:
     done: PlanCursor | None
     limit: int
     evicted_bytes: int
+    fetched_bytes: int
     speeds: Speeds
+
+    @property
+    def lost_s(self) -> float:
+        """What its copies took on the link. A step without a plan hides next to nothing of that."""
+        return self.evicted_bytes / self.speeds.d2h + self.fetched_bytes / self.speeds.h2d
 
 
 class Plans(Protocol):
     """Whoever knows plans for the steps to come."""
 
-    def begin_step(self, book: Book, limit: int) -> list[PlanCursor]:
-        """A step begins, with the pages of ``book``. A cursor for each plan that it may follow, the likeliest first."""
+    def begin_step(self, living: Iterable[Living], limit: int) -> list[PlanCursor]:
+        """A step begins, with the pages of ``living``. A cursor for each plan that it may follow, the likeliest
+        first.
+        """
 
     def end_step(self, step: EndedStep) -> None:
         """A step ended."""
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """When plans were made, by ``time.perf_counter``, the last ones."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is a plan that ``begin_step`` did not know of, when it was last asked."""
 
 
 @dataclass(slots=True)
@@ -86,11 +93,26 @@ class Kind:
     floor_bytes: float | None = None
 
 
+@dataclass(slots=True)
+class _Seen:
+    """A kind of steps for which there was no plan.
+
+    Attributes:
+        steps: how many came.
+        lost_s: by these, since a plan was last made for them.
+        plans: made for them so far.
+    """
+
+    steps: int = 0
+    lost_s: float = 0.0
+    plans: int = 0
+
+
 class PlanCache:
     """The plans of one device. Not thread-safe.
 
     Args:
-        make_plan: makes a plan from a trace.
+        planner: makes plans.
         seconds: tells seconds from marks.
 
     Attributes:
@@ -98,27 +120,42 @@ class PlanCache:
         planned_steps: steps that followed a plan from their first operation to their last.
         diverged_steps: steps that followed no plan to their end, though there were plans.
         replans: plans made after the first.
+        planning_s: seconds of a processor that plans took.
+        spans: when the last plans were made, by ``time.perf_counter``.
     """
 
-    def __init__(self, make_plan: MakePlan, seconds: Callable[[Mark], float]) -> None:
+    def __init__(self, planner: Planner, seconds: Callable[[Mark], float]) -> None:
         self.kinds: list[Kind] = []
         self.planned_steps = 0
         self.diverged_steps = 0
         self.replans = 0
-        self._make_plan = make_plan
+        self.planning_s = 0.0
+        self.spans: Sequence[Span] = ()
+        self._planner = planner
         self._seconds = seconds
-        self._seen: list[int] = []
+        self._seen: dict[int, _Seen] = {}
+        self._ordered: set[int] = set()
+        self._planned_ops = 0
+        self._planned_ops_s = 0.0
+        self._has_failed = False
 
-    def begin_step(self, book: Book, limit: int) -> list[PlanCursor]:
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
         """See ``Plans``."""
+        return self._planner.has_made
+
+    def begin_step(self, living: Iterable[Living], limit: int) -> list[PlanCursor]:
+        """See ``Plans``."""
+        for made in self._planner.take():
+            self._take_in(made)
         self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]
-        living = [(page.id, page.nbytes) for page in book]
-        return [PlanCursor(kind.plan, living) for kind in self.kinds]
+        nbytes = {page.id: page.nbytes for page in living}
+        return [PlanCursor(kind.plan, nbytes) for kind in self.kinds]
 
     def end_step(self, step: EndedStep) -> None:
-        """See ``Plans``. Of a kind of step that comes a second time a plan is made: what never repeats is not worth
-        one.
-        """
+        """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs."""
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
                 self.planned_steps += 1
@@ -130,21 +167,77 @@ class PlanCache:
         if self.kinds:
             self.diverged_steps += 1
         signature = step.record.signature
-        if signature not in self._seen:
-            self._seen = [*self._seen, signature][-_MAX_SEEN:]
+        seen = self._seen.pop(signature, None) or _Seen()
+        self._seen[signature] = seen  # the last seen comes last
+        if len(self._seen) > _MAX_SEEN:
+            del self._seen[next(iter(self._seen))]
+        seen.steps += 1
+        seen.lost_s += step.lost_s
+        if self._has_failed:
             return
+        if seen.steps == 1:
+            self._planner.get_ready()
+        elif signature not in self._ordered and self._pays(seen, step.record.op_count):
+            self._order(signature, step)
+
+    def _pays(self, seen: _Seen, ops: int) -> bool:
+        """Whether steps of a kind have lost, without a plan, what making one costs. A kind that came so often is
+        expected to come as often again. For one whose plan had to be given up, twice as much counts each time.
+        """
+        if not self._planner.spares_program:
+            return True  # tests and measurements have plans at once
+        op_s = self._planned_ops_s / self._planned_ops if self._planned_ops else _PLANNING_OP_S
+        return bool(seen.lost_s >= ops * op_s * 2**seen.plans)
+
+    def _order(self, signature: int, step: EndedStep) -> None:
+        trace = step.record.trace(self._seconds)
+        self._ordered.add(signature)
+        self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds))
+
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def _take_in(self, made: MadePlan) -> None:
+        """Follow it from now on."""
+        signature = made.order.signature
+        self._ordered.discard(signature)
+        self.planning_s += made.cpu_s
+        if made.plan is None:
+            self._tell_of_failure(made.failure)
+            return
+        self._planned_ops += len(made.order.trace.ops)
+        self._planned_ops_s += made.cpu_s
+        self.spans = [*self.spans, Span(Lane.PLANNING, "plan", made.start_s, made.end_s)][-_MAX_PLANS:]
         if self.kinds:
             self.replans += 1
-        trace = step.record.trace(self._seconds)
-        plan = self._make_plan(trace, step.limit, step.record.numbers, step.speeds)
+        seen = self._seen.setdefault(signature, _Seen())
+        seen.plans += 1
+        seen.lost_s = 0.0
         others = [kind for kind in self.kinds if kind.signature != signature]
-        self.kinds = [Kind(signature, plan), *others][:_MAX_PLANS]
+        self.kinds = [Kind(signature, made.plan), *others][:_MAX_PLANS]
+
+    def _tell_of_failure(self, why: str) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            _log.warning(
+                "no more plans are made, and steps without one go on reactively, since planning failed: %s. To plan "
+                "between steps instead, set TORCH_LMS_PLANNING=at-once",
+                why,
+            )
+
+    def wait(self) -> None:
+        """Wait for the plans that were ordered. They are followed from the next step on."""
+        self._planner.wait()
+
+    def close(self) -> None:
+        """Make no more plans."""
+        self._planner.close()
 
     def reset_counts(self) -> None:
         """Start counting anew."""
         self.planned_steps = 0
         self.diverged_steps = 0
         self.replans = 0
+        self.planning_s = 0.0
         for kind in self.kinds:
             kind.steps = 0
             kind.evicted_bytes = 0
@@ -161,11 +254,15 @@ class OnePlan:
         self.living: dict[int, PageId] = {}
         self._plan = plan
 
-    def begin_step(self, book: Book, limit: int) -> list[PlanCursor]:
+    spans: Sequence[Span] = ()
+    has_news = False
+
+    def begin_step(self, living: Iterable[Living], limit: int) -> list[PlanCursor]:
         """See ``Plans``."""
         known = {page: number for number, page in self.living.items()}
         pages = self._plan.trace.pages
-        return [PlanCursor(replace(self._plan, known=known), [(page, pages[n].nbytes) for page, n in known.items()])]
+        nbytes = {page: pages[n].nbytes for page, n in known.items()}
+        return [PlanCursor(replace(self._plan, known=known), nbytes)]
 
     def end_step(self, step: EndedStep) -> None:
         """See ``Plans``: there is nothing to learn."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch_lms.policy import PlanCursor
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Level, Span, Timeline
 from torch_lms.trace import Living, Recorder, Trace
@@ -55,10 +56,11 @@ class StepRecord:
 
     Attributes:
         op_count: operations so far.
+        living: the pages when the step began.
     """
 
     def __init__(self, living: list[Living], before: "StepRecord | None" = None) -> None:
-        self._living = living
+        self.living = living
         self._before = before
         if before is not None:
             before._before = None  # else every record would hold all that came before
@@ -161,6 +163,18 @@ class StepRecord:
         kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
         return Timeline((*kept, *self._transfers), tuple(levels))
 
+    def retrace(self, cursor: PlanCursor) -> None:
+        """Tell ``cursor`` all that happened in the step so far, until it diverges."""
+        for kind, *what in self._events:
+            if kind == _BEGINS:
+                cursor.op_begins(what[0], what[1])
+            elif kind == _CREATED:
+                cursor.created(what[0], what[1])
+            elif kind == _DIED:
+                cursor.died(what[0])
+            if cursor.has_diverged:
+                return
+
     def _recorder(self) -> Recorder:
         """The step as the trace's recorder knows it, replayed once."""
         if self._read is None:
@@ -173,7 +187,7 @@ class StepRecord:
         return self._read or self._replayed(None)
 
     def _replayed(self, before: Recorder | None) -> Recorder:
-        recorder = Recorder(self._living, before)
+        recorder = Recorder(self.living, before)
         for kind, *what in self._events:
             if kind == _BEGINS:
                 name, pages, new_bytes, is_repeatable, now = what

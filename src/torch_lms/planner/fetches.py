@@ -20,12 +20,15 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
         trace: the step.
         chosen: when pages are away. Those not needed again, or needed by the operation right after, are not fetched
             early.
-        room: the headroom with ``chosen`` taken; the fetches are taken from it.
+        room: the headroom with ``chosen`` taken.
         bytes_per_s: of the link, as far as it can be relied on. A page that comes too early takes room that the plan
             knows to be free; one that comes too late is waited for.
     """
     ops = len(trace.ops)
     starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
+    # Of the step before, this one and the next: a fetch for the next may start in this one, or for this one before.
+    starts_s = [start_s + step * starts[-1] for step in (-1, 0, 1) for start_s in starts[:-1]]
+    excess: list[int] = room.excess.tolist()  # a list, since it is read one by one
     fetched = [gap for gap in chosen if gap.before >= 0]
     first = _after_longest_rest(sorted({gap.before for gap in fetched}), starts)
     fetches: list[list[tuple[int, int]]] = [[] for _ in trace.ops]  # when each page is needed, and its number
@@ -33,14 +36,14 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
     for gap in sorted(fetched, key=lambda gap: _unrolled(gap.before, first, ops), reverse=True):
         needed = _unrolled(gap.before, first, ops)
         evicted = needed - ((gap.before - gap.after - 1) % ops + 1)
-        start_at_s = min(_start_s(starts, needed), link_free_until_s) - gap.nbytes / bytes_per_s
+        start_at_s = min(starts_s[ops + needed], link_free_until_s) - gap.nbytes / bytes_per_s
         position = needed
-        while position - 1 > evicted and _start_s(starts, position) > start_at_s:
-            if not room.has(position - 1, gap.nbytes):
+        while position - 1 > evicted and starts_s[ops + position] > start_at_s:
+            if excess[(position - 1) % ops] + gap.nbytes > 0:
                 break
             position -= 1
-            room.add(position, gap.nbytes)
-        link_free_until_s = min(link_free_until_s, max(start_at_s, _start_s(starts, position)))
+            excess[position % ops] += gap.nbytes
+        link_free_until_s = min(link_free_until_s, max(start_at_s, starts_s[ops + position]))
         if position == needed:
             continue  # it is fetched by whoever needs it
         page = gap.page
@@ -69,9 +72,3 @@ def _after_longest_rest(needed: list[int], starts: list[float]) -> int:
 def _unrolled(position: int, first: int, ops: int) -> int:
     """``position``, or that of the same operation in the next step if it is before ``first``."""
     return position if position >= first else position + ops
-
-
-def _start_s(starts: list[float], position: int) -> float:
-    """When the operation at ``position`` begins; it may be one of a step before or after."""
-    step, position = divmod(position, len(starts) - 1)
-    return starts[position] + step * starts[-1]

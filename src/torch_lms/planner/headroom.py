@@ -1,5 +1,8 @@
 """How far each operation is over the limit, while a plan is made."""
 
+from copy import copy
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -28,6 +31,12 @@ class Headroom:
                 evictable[first : last + 1] += gap.nbytes
         self.excess = alive - np.maximum(limit, alive - evictable)
 
+    def copy(self) -> Self:
+        """One of its own, with as much taken."""
+        other = copy(self)
+        other.excess = self.excess.copy()
+        return other
+
     def take(self, gap: Gap) -> None:
         """Have the page away during ``gap``."""
         for first, last in gap.spans:
@@ -37,16 +46,6 @@ class Headroom:
         """Undo ``take``."""
         for first, last in gap.spans:
             self.excess[first : last + 1] += gap.nbytes
-
-    def has(self, position: int, nbytes: int) -> bool:
-        """Whether the limit holds at that operation with ``nbytes`` more. A position past the end is one of the next
-        step.
-        """
-        return bool(self.excess[position % len(self.excess)] + nbytes <= 0)
-
-    def add(self, position: int, nbytes: int) -> None:
-        """Count ``nbytes`` more at that operation. A position past the end is one of the next step."""
-        self.excess[position % len(self.excess)] += nbytes
 
     def fill(self, span: Span, nbytes: int) -> None:
         """Count ``nbytes`` more at all operations of ``span``."""

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import replace
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -12,10 +11,10 @@ from torch_lms.planner.evictions import choose, choose_dropped, moved_out
 from torch_lms.planner.fetches import schedule
 from torch_lms.planner.gaps import Gap
 from torch_lms.planner.headroom import Headroom
+from torch_lms.planner.rehearsal import Stage
 from torch_lms.planner.walk import Choice, Rules, Walker
-from torch_lms.policy import Plan, Planned
-from torch_lms.residency import PageId, Tier
-from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
+from torch_lms.policy import Plan
+from torch_lms.residency import PageId
 from torch_lms.trace import Trace
 
 _WALKS = (
@@ -65,10 +64,10 @@ _ENOUGH = 1.02
 _MAX_ANCHORS_TRIED = 12
 """Anchors that are tried beside one plan, those first that take longest to recompute."""
 
-_MAX_VARIANTS = 40
+_MAX_VARIANTS = 24
 """Walks beside ``_WALKS``, at most."""
 
-_MAX_WALKED = 16_000
+_MAX_WALKED = 8_000
 """Operations in all these walks together, at most: long steps are not planned for minutes. How this and the two above
 were chosen is not recorded; what planning takes with them, docs/planning.md says."""
 
@@ -146,9 +145,11 @@ class _Search:
             workspace = max((op.work.workspace_bytes for op in trace.ops if op.work is not None), default=0)
             self._most_held = trace.working_set_bytes + workspace
 
+        self._stage = Stage(trace, limit, speeds)
+        self._room = Headroom(trace, limit)
         thrifty = choose(trace, limit)
         self._most_bytes = _MAX_TRAFFIC * moved_out(thrifty)
-        self.best = self._candidate(Choice(thrifty, []), None)
+        self.best = self._candidate(Choice(thrifty, []), None, inf)
 
     @cached_property
     def _walker(self) -> Walker:
@@ -157,25 +158,28 @@ class _Search:
     def walk(self, rules: Rules) -> None:
         """Try a walk by ``rules``, and what it moves with other pages dropped, since a walk cannot look back."""
         self.tried.add(rules)
-        choice = self._walker.walk(rules)
+        choice = self._walker.walk_on(rules)
         self._try(choice, rules)
         if choice.dropped:
             self._try(self._dropped_beside(choice.moved, rules.anchors), rules)
 
     def _try(self, choice: Choice, rules: Rules) -> None:
         recompute_s = sum(self._walker.seconds(recomputation) for _, recomputation in choice.dropped)
-        if not self.best.excess and self._stock_s + recompute_s >= self.best.seconds:
-            return  # it cannot be better, even if nothing else took time
+        fetched_bytes = sum(gap.nbytes for gap in choice.moved if gap.before >= 0)
+        copies_s = moved_out(choice.moved) / self._speeds.d2h + fetched_bytes / self._speeds.h2d
+        least_s = self._stock_s + recompute_s + self._speeds.overlap_penalty * copies_s
+        if not self.best.excess and least_s >= self.best.seconds:
+            return  # it cannot be better, even if nobody waited for a copy
         if not choice.dropped and moved_out(choice.moved) > self._most_bytes:
             return
-        found = self._candidate(choice, rules)
+        found = self._candidate(choice, rules, inf if self.best.excess else self.best.seconds)
         self.best = min(self.best, found, key=lambda one: (one.excess, one.seconds))
 
     def _dropped_beside(self, moved: list[Gap], anchors: Set[int]) -> Choice:
         """The pages that take least time to recompute, if the pages of ``moved`` move and ``anchors`` are never
         recomputed.
         """
-        room = Headroom(self._trace, self._limit)
+        room = self._room.copy()
         for gap in moved:
             room.take(gap)
         begun = {(gap.page, gap.after) for gap in moved}
@@ -203,19 +207,25 @@ class _Search:
         for factor in (0.5, 2.0):
             yield rules._replace(price=rules.price * factor)
 
-    def _candidate(self, choice: Choice, rules: Rules | None) -> _Candidate:
-        plan = _plan(self._trace, self._limit, choice, self._known, self._speeds)
-        step = _simulated(plan, self._speeds)
+    def _candidate(self, choice: Choice, rules: Rules | None, give_up_s: float) -> _Candidate:
+        """What comes of ``choice``. Its seconds are infinite if they are more than ``give_up_s``."""
+        plan = plan_for(self._trace, self._limit, choice, self._known, self._speeds, self._room.copy())
+        step = self._stage.rehearse(plan, give_up_s)
+        if step is None:
+            return _Candidate(inf, inf, plan, choice, rules)
         copies_s = step.evicted_bytes / self._speeds.d2h + step.fetched_bytes / self._speeds.h2d
         excess = max(0, step.peak_bytes - self._most_held)
         return _Candidate(step.seconds + _HIDDEN_COST * copies_s, excess, plan, choice, rules)
 
 
-def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int], speeds: Speeds) -> Plan:
-    """The plan for ``choice``, with its fetches placed."""
+def plan_for(
+    trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int], speeds: Speeds, room: Headroom
+) -> Plan:
+    """The plan for ``choice``, with its fetches placed. What it takes of ``room``, as of a step in which nothing is
+    away, is taken from it.
+    """
     evicted: list[list[int]] = [[] for _ in trace.ops]
     away = set()  # when the step begins
-    room = Headroom(trace, limit)
     for gap in choice.moved:
         room.take(gap)
         if gap.after < 0:
@@ -240,11 +250,3 @@ def _plan(trace: Trace, limit: int, choice: Choice, known: Mapping[PageId, int],
         known=known,
         recomputations=tuple(recomputation for _, recomputation in choice.dropped),
     )
-
-
-def _simulated(plan: Plan, speeds: Speeds) -> SimulatedStep:
-    """The second of two steps on a machine with nothing but the link: the first begins with nothing away."""
-    links = LinkSpeeds(speeds.d2h, speeds.h2d, speeds.d2h, speeds.h2d, overlap_penalty=speeds.overlap_penalty)
-    simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 62}, links, Planned(), replace(plan, known={}))
-    simulator.step()
-    return simulator.step()

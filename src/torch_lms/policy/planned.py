@@ -1,7 +1,7 @@
 """With a step that repeats: evict what the plan has away; else what is used last."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch_lms.policy.base import Policy, Prefetch, Recipe, View
 from torch_lms.policy.plan import Plan
@@ -17,7 +17,7 @@ class PlanCursor:
 
     Args:
         plan: the plan to follow.
-        living: ids and bytes of the pages when the step begins.
+        living: bytes of the pages when the step begins, by their ids.
 
     Attributes:
         due: pages that the plan has away now, those longest due first. A dict for its order, as the next two.
@@ -29,7 +29,7 @@ class PlanCursor:
         has_diverged: whether the step has left the plan.
     """
 
-    def __init__(self, plan: Plan, living: Iterable[tuple[PageId, int]]) -> None:
+    def __init__(self, plan: Plan, living: Mapping[PageId, int]) -> None:
         self.plan = plan
         self.has_diverged = False
         self.due: dict[PageId, None] = {}
@@ -42,11 +42,9 @@ class PlanCursor:
         self._created = 0
         self._numbers: dict[PageId, int] = {}
         self._ids: dict[int, PageId] = {}
-        self._nbytes: dict[PageId, int] = {}
-        for page, nbytes in living:
-            self._nbytes[page] = nbytes
-            number = plan.known.get(page)
-            if number is not None and plan.trace.pages[number].nbytes == nbytes:
+        self._nbytes = dict(living)
+        for page, number in plan.known.items():
+            if living.get(page) == plan.trace.pages[number].nbytes:
                 self._bind(page, number)
 
     @property

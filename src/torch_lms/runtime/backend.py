@@ -22,13 +22,13 @@ from torch_lms.pager import (
     StartEvict,
     StartFetch,
 )
-from torch_lms.planner import make_plan
 from torch_lms.policy import Planned
 from torch_lms.residency import PageId
 from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.limits import auto_limit, tells_memory
 from torch_lms.runtime.options import Options
+from torch_lms.runtime.plans_beside import new_planner
 from torch_lms.runtime.recompute import Recomputer
 from torch_lms.timeline import Span
 
@@ -103,6 +103,12 @@ class DeviceBackend:
     def keep_call(self, position: int, call: Call) -> None:
         """The operation at ``position`` of this step may have to be repeated."""
         self._recomputer.calls[position] = call
+
+    def close(self) -> None:
+        """The session ends."""
+        if self.plans is not None:
+            self.plans.close()
+        self.executor.close()
 
     def forget_calls(self) -> None:
         """A step ended."""
@@ -187,7 +193,7 @@ def new_backend(
     backend = DeviceBackend(device, executor)
     policy = options.new_policy()
     if isinstance(policy, Planned):
-        backend.plans = PlanCache(make_plan, backend.seconds)
+        backend.plans = PlanCache(new_planner(), backend.seconds)
     backend.engine = Engine(
         backend,
         policy,

@@ -49,6 +49,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         planned_steps=sum(cache.planned_steps for cache in plans),
         diverged_steps=sum(cache.diverged_steps for cache in plans),
         replans=sum(cache.replans for cache in plans),
+        planning_s=sum(cache.planning_s for cache in plans),
         recoveries=recoveries,
         unpaged_bytes=_unpaged(backends, loans),
         allocations={

@@ -570,7 +570,7 @@ class Session(PageOwner):
                 raise self._cannot_end() from error
             self._let_go()
             for backend in self._table.backends:
-                backend.executor.close()
+                backend.close()
         self._interrupts.uninstall()
 
     def _interrupt(self, waits: bool) -> None:

@@ -49,6 +49,7 @@ class Stats:
         planned_steps: steps that followed a plan to their end.
         diverged_steps: steps that followed none to their end, though there were plans.
         replans: plans made after the first, for other kinds of steps.
+        planning_s: seconds of a processor that making plans took, beside the program.
         traffic_ratio: bytes evicted in planned steps over the least that any plan without recomputation could evict;
             below 1 if enough was recomputed. None if nothing had to, or if it was not asked for
             (``lms.stats(floor=True)``).
@@ -82,6 +83,7 @@ class Stats:
     planned_steps: int = 0
     diverged_steps: int = 0
     replans: int = 0
+    planning_s: float = 0.0
     traffic_ratio: float | None = None
     policy: str = "off"
     interposer: str = "off"

@@ -1,0 +1,135 @@
+"""Who makes plans, and when they are there. An engine asks for one and goes on."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from torch_lms.policy import Plan
+from torch_lms.residency import PageId
+from torch_lms.trace import Trace
+
+
+class Speeds(NamedTuple):
+    """Speeds of the link to the next tier.
+
+    Attributes:
+        d2h, h2d: bytes per second from the device, and to it.
+        overlap_penalty: share of a transfer's time that the program loses though it does not wait, since the same
+            cores do both.
+    """
+
+    d2h: float
+    h2d: float
+    overlap_penalty: float = 0.0
+
+
+MakePlan = Callable[[Trace, int, Mapping[PageId, int], Speeds], Plan]
+"""Makes a plan for steps like a trace, under a limit, given the numbers of the pages that live on (``planner``)."""
+
+
+class PlanOrder(NamedTuple):
+    """What a plan is wanted for.
+
+    Attributes:
+        signature: of such steps.
+        trace: one of them.
+        limit: bytes that its pages may occupy on the device.
+        ids: numbers of the pages that were alive at its end, by their id. Those that die until the plan is there are
+            never asked for again, since ids are used once.
+        speeds: of the link.
+    """
+
+    signature: int
+    trace: Trace
+    limit: int
+    ids: Mapping[PageId, int]
+    speeds: Speeds
+
+
+class MadePlan(NamedTuple):
+    """What became of an order.
+
+    Attributes:
+        order: the order.
+        plan: that was made; None if none could be.
+        cpu_s: seconds of a processor that it took.
+        start_s, end_s: from when to when it was made, by ``time.perf_counter``.
+        failure: why there is no plan; "" if there is one.
+    """
+
+    order: PlanOrder
+    plan: Plan | None
+    cpu_s: float
+    start_s: float
+    end_s: float
+    failure: str = ""
+
+
+class Planner(Protocol):
+    """Makes plans, one after the other.
+
+    Attributes:
+        has_made: whether ``take`` would give something.
+        spares_program: whether the program goes on meanwhile.
+    """
+
+    @property
+    def has_made(self) -> bool: ...
+
+    @property
+    def spares_program(self) -> bool: ...
+
+    def get_ready(self) -> None:
+        """Something will be ordered soon."""
+
+    def order(self, order: PlanOrder) -> None:
+        """Begin to make a plan."""
+
+    def take(self) -> list[MadePlan]:
+        """What was made since this was last asked."""
+
+    def wait(self) -> None:
+        """Wait until all that was ordered has been made."""
+
+    def close(self) -> None:
+        """Make no more. What was begun is given up."""
+
+
+class PlansAtOnce:
+    """Makes each plan while the program waits: for the simulator, tests and measurements.
+
+    Args:
+        make_plan: makes a plan.
+    """
+
+    spares_program = False
+
+    def __init__(self, make_plan: MakePlan) -> None:
+        self._make_plan = make_plan
+        self._made: list[MadePlan] = []
+
+    @property
+    def has_made(self) -> bool:
+        """See ``Planner``."""
+        return bool(self._made)
+
+    def get_ready(self) -> None:
+        """See ``Planner``."""
+
+    def order(self, order: PlanOrder) -> None:
+        """See ``Planner``. What making it raises is raised here."""
+        start_s, started_cpu_s = time.perf_counter(), time.process_time()
+        plan = self._make_plan(order.trace, order.limit, order.ids, order.speeds)
+        cpu_s = time.process_time() - started_cpu_s
+        self._made.append(MadePlan(order, plan, cpu_s, start_s, time.perf_counter()))
+
+    def take(self) -> list[MadePlan]:
+        """See ``Planner``."""
+        made, self._made = self._made, []
+        return made
+
+    def wait(self) -> None:
+        """See ``Planner``."""
+
+    def close(self) -> None:
+        """See ``Planner``."""

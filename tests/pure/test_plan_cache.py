@@ -1,0 +1,183 @@
+"""When a plan is ordered, and what becomes of it when it is there."""
+
+import logging
+
+import pytest
+
+from torch_lms.engine import EndedStep, MadePlan, PlanCache, PlanOrder, Speeds, StepRecord
+from torch_lms.planner import make_plan
+from torch_lms.policy import PlanCursor
+from torch_lms.trace import Living
+
+LIMIT = 120
+OPS = 3
+PLANNING_S = OPS * 1.5e-3
+
+
+class Later:
+    """A planner whose plans are there when the test says so."""
+
+    spares_program = True
+
+    def __init__(self) -> None:
+        self.orders: list[PlanOrder] = []
+        self.made: list[MadePlan] = []
+        self.is_ready = self.is_closed = False
+
+    @property
+    def has_made(self) -> bool:
+        return bool(self.made)
+
+    def get_ready(self) -> None:
+        self.is_ready = True
+
+    def order(self, order: PlanOrder) -> None:
+        self.orders.append(order)
+
+    def take(self) -> list[MadePlan]:
+        made, self.made = self.made, []
+        return made
+
+    def wait(self) -> None:
+        self.finish()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def finish(self, failure: str = "") -> None:
+        for order in self.orders:
+            plan = None if failure else make_plan(order.trace, order.limit, order.ids, order.speeds)
+            self.made.append(MadePlan(order, plan, 0.25, 0.0, 0.5, failure))
+        self.orders = []
+
+
+def living(*ids: int) -> list[Living]:
+    return [Living(page, 50) for page in ids]
+
+
+def record(pages: list[Living], *uses: int) -> StepRecord:
+    """A step whose operations use one page after the other."""
+    found = StepRecord(pages)
+    for number, page in enumerate(uses):
+        found.begins(f"op{number}", (page,), 0, False, float(number))
+        found.ends((page,))
+    found.finish(float(len(uses)))
+    return found
+
+
+def ended(lost_s: float, done: PlanCursor | None = None, pages: tuple[int, ...] = (1, 2, 3)) -> EndedStep:
+    return EndedStep(record(living(*pages), *pages), done, LIMIT, round(lost_s * 1e9), 0, Speeds(1e9, 1e9))
+
+
+@pytest.fixture
+def later() -> Later:
+    return Later()
+
+
+@pytest.fixture
+def cache(later: Later) -> PlanCache:
+    return PlanCache(later, float)
+
+
+def test_what_comes_once_is_not_planned(cache: PlanCache, later: Later) -> None:
+    cache.end_step(ended(100.0))
+    assert later.is_ready
+    assert not later.orders
+
+
+def test_it_is_planned_once_it_has_lost_what_planning_costs(cache: PlanCache, later: Later) -> None:
+    for _ in range(4):
+        cache.end_step(ended(PLANNING_S / 4.5))
+        assert not later.orders
+    cache.end_step(ended(PLANNING_S / 4.5))
+    assert len(later.orders) == 1
+
+
+def test_what_planning_took_is_expected_of_the_next(cache: PlanCache, later: Later) -> None:
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()  # 0.25 s
+    assert cache.has_news
+    cache.begin_step(living(1, 2, 3), LIMIT)
+    assert cache.planning_s == 0.25
+    for _ in range(4):
+        cache.end_step(ended(0.06, pages=(1, 3, 2, 2)))
+    assert not later.orders, "four operations: 0.33 s"
+    for _ in range(2):
+        cache.end_step(ended(0.06, pages=(1, 3, 2, 2)))
+    assert len(later.orders) == 1
+
+
+def test_steps_go_on_while_it_is_made_and_it_is_ordered_once(cache: PlanCache, later: Later) -> None:
+    for _ in range(5):
+        cache.end_step(ended(1.0))
+        assert cache.begin_step(living(1, 2, 3), LIMIT) == []
+    assert len(later.orders) == 1
+
+
+def test_pages_that_died_meanwhile_are_not_known(cache: PlanCache, later: Later) -> None:
+    """Page 2 died, and page 9 took its place: it is bound when an operation uses it."""
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()
+    (cursor,) = cache.begin_step(living(1, 9, 3), LIMIT)
+    assert set(cursor.plan.known) == {1, 2, 3}
+    for number, page in enumerate((1, 9, 3)):
+        cursor.op_begins(f"op{number}", (page,))
+    assert cursor.is_done
+
+
+def test_a_plan_that_had_to_be_given_up_must_pay_twice(cache: PlanCache, later: Later) -> None:
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()
+    assert cache.begin_step(living(1, 2, 3), LIMIT)
+    assert cache.begin_step(living(1, 2, 3), LIMIT // 2) == [], "the limit has changed"
+    cache.end_step(ended(0.3))
+    assert not later.orders, "planning takes 0.25 s, so it must lose 0.5"
+    cache.end_step(ended(0.3))
+    assert later.orders
+
+
+def test_a_failure_is_told_once_and_ends_planning(
+    cache: PlanCache, later: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+        cache.end_step(ended(1.0, pages=(3, 2, 1)))
+    later.finish("it broke")
+    with caplog.at_level(logging.WARNING, "torch_lms"):
+        assert cache.begin_step(living(1, 2, 3), LIMIT) == []
+    assert [record.message.count("it broke") for record in caplog.records] == [1]
+    cache.end_step(ended(1.0))
+    assert not later.orders
+
+
+def test_a_cursor_retraces_what_was_recorded(cache: PlanCache, later: Later) -> None:
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()
+    (cursor,) = cache.begin_step(living(1, 2, 3), LIMIT)
+    record(living(1, 2, 3), 1, 2).retrace(cursor)
+    assert (cursor.position, cursor.has_diverged) == (1, False)
+    record(living(1, 2, 3), 1, 3).retrace(other := PlanCursor(cursor.plan, {1: 50, 2: 50, 3: 50}))
+    assert other.has_diverged
+
+
+def test_the_least_recently_followed_is_forgotten(
+    cache: PlanCache, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch_lms.engine.plan_cache._MAX_PLANS", 2)
+    kinds = ((1, 2, 3), (1, 3), (1, 2, 3, 1))
+    for pages in kinds:
+        for _ in range(2):
+            cache.end_step(ended(1.0, pages=pages))
+        later.finish()
+        cache.begin_step(living(1, 2, 3), LIMIT)
+    assert len(cache.kinds) == 2
+    assert [len(kind.plan.trace.ops) for kind in cache.kinds] == [4, 2]
+
+
+def test_a_closed_cache_closes_its_planner(cache: PlanCache, later: Later) -> None:
+    cache.close()
+    assert later.is_closed

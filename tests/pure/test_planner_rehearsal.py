@@ -1,0 +1,65 @@
+"""A rehearsal gives the seconds and the bytes of the simulator, in which the pager itself decides."""
+
+from math import inf
+
+import pytest
+from made_traces import random_training
+
+from torch_lms.planner import Rules, Speeds, Walker, choose
+from torch_lms.planner.headroom import Headroom
+from torch_lms.planner.plan import plan_for
+from torch_lms.planner.rehearsal import Rehearsed, Stage
+from torch_lms.planner.walk import Choice
+from torch_lms.policy import Plan, Planned
+from torch_lms.residency import Tier
+from torch_lms.sim import LinkSpeeds, Simulator
+from torch_lms.trace import Trace, demand_curve
+
+
+def repeatable(trace: Trace) -> Trace:
+    """The same step, of which all but the updates can be repeated."""
+    return Trace(trace.pages, tuple(op._replace(is_repeatable=op.name != "update") for op in trace.ops))
+
+
+def simulated(plan: Plan, speeds: Speeds) -> Rehearsed:
+    """The second step."""
+    links = LinkSpeeds(speeds.d2h, speeds.h2d, speeds.d2h, speeds.h2d, overlap_penalty=speeds.overlap_penalty)
+    simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 60}, links, Planned(), plan)
+    simulator.step()
+    step = simulator.step()
+    return Rehearsed(step.seconds, step.peak_bytes, step.evicted_bytes, step.fetched_bytes)
+
+
+def plans(trace: Trace, limit: int, speeds: Speeds) -> list[Plan]:
+    """What moves least, and what walks by some rules choose."""
+    walker = Walker(trace, limit, speeds)
+    rules = (Rules(0.1), Rules(1.0, is_punctual=False), Rules(0.03, counts_inputs=True, focus=4.0))
+    choices = [Choice(choose(trace, limit), []), *map(walker.walk, rules)]
+    return [plan_for(trace, limit, choice, {}, speeds, Headroom(trace, limit)) for choice in choices]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("share", [2, 3, 6])
+@pytest.mark.parametrize("bytes_per_s", [3.0, 30.0, 1000.0])
+@pytest.mark.parametrize("lost", [0.0, 1.0])
+def test_it_is_as_simulated(seed: int, share: int, bytes_per_s: float, lost: float) -> None:
+    trace = repeatable(random_training(seed))
+    limit = demand_curve(trace).demand_bytes // share
+    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s, lost)
+    stage = Stage(trace, limit, speeds)
+    for plan in plans(trace, limit, speeds):
+        rehearsed, expected = stage.rehearse(plan, inf), simulated(plan, speeds)
+        assert rehearsed is not None
+        assert rehearsed.seconds == pytest.approx(expected.seconds, rel=1e-9)
+        assert rehearsed[1:] == expected[1:]
+
+
+def test_it_is_given_up_once_it_takes_too_long() -> None:
+    trace = repeatable(random_training(1))
+    limit = demand_curve(trace).demand_bytes // 3
+    stage = Stage(trace, limit, Speeds(30.0, 30.0))
+    plan = plans(trace, limit, stage.speeds)[0]
+    whole = stage.rehearse(plan, inf)
+    assert whole is not None
+    assert stage.rehearse(plan, whole.seconds * 1.001) == whole
+    assert stage.rehearse(plan, whole.seconds * 0.5) is None
