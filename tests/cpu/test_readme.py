@@ -114,7 +114,7 @@ def test_the_example(tmp_path: Path) -> None:
     assert example is not None
     ended = run(example[1], tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"LMS \(\w+\): 3 steps, demand \d+ MB, limit 150 MB", ended.stdout)
+    assert re.search(r"LMS \(\w+, \w+\): 3 steps, demand \d+ MB, limit 150 MB", ended.stdout)
     moved = re.search(r"in (\d+) evictions", ended.stdout)
     assert moved is not None
     assert int(moved[1]) > 0
