@@ -1,12 +1,17 @@
 """What steps cost under limits on machines that need not be at hand, beside the least that the model allows.
 
-    python benchmarks/simulated.py [--quick] [--only TEXT] [--json FILE] [--chart FILE]
+    python benchmarks/simulated.py [--quick] [--only TEXT] [--machine TEXT] [--json FILE] [--chart FILE]
     python benchmarks/simulated.py --study
+    python benchmarks/simulated.py --host MACHINE [--only TEXT]
 
 Prints the overhead of planned steps against the step without a limit, with and without recomputation, by machine,
 oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
 (`torch-lms doctor --calibrate`), as it is and with a core to spare. Some minutes a workload. FILE keeps what it has
-of workloads without TEXT in their names, so they can be done one after the other.
+of workloads and machines without TEXT in their names, so they can be done one after the other; without any workload
+left ("--only none") the chart is drawn from what FILE has.
+
+``--host`` prints instead what the host's work does to steps on one machine, with both interposers: where all fits, and
+at half of the demand.
 
 The planning study counted the backward of grouped convolutions without their groups, which makes the step of DeepLabv3+
 several times longer. ``--study`` does so, too, to be beside its figures.
@@ -22,12 +27,12 @@ from pathlib import Path
 from torch_lms.answers import Question
 from torch_lms.capture import work as counted
 from torch_lms.errors import UsageError
-from torch_lms.machine import Calibration, Disk, Link, Machine, calibration_for, load
-from torch_lms.planner import Speeds, bound_seconds, forecast
+from torch_lms.machine import INTERPOSERS, Calibration, Disk, HostCost, Link, Machine, calibration_for, load
+from torch_lms.planner import Speeds, bound_seconds, forecast, stock_step
 from torch_lms.runtime.calibrate import this_machine
-from torch_lms.sim import timed
 from torch_lms.targets import Setting, Traced, find
 from torch_lms.trace import demand_curve
+from torch_lms.units import format_seconds
 
 WORKLOADS = {
     "resnet50, 6016^2": ("resnet50", Setting(size=6016, batch=1)),
@@ -46,7 +51,17 @@ AMPLE = 1 << 50
 
 @dataclass(frozen=True)
 class Point:
-    """One step under one limit on one machine."""
+    """One step under one limit on one machine.
+
+    Attributes:
+        workload, machine: names.
+        k: demand / limit.
+        limit_over_w: the limit over the working set of the largest operation.
+        overhead: planned, LMS interposed in the fastest way that the machine has.
+        moves_only: the same without recomputation.
+        bound: what no schedule goes below, if LMS took the host no time.
+        host_wait: share of the planned step in which the device waits for the host; None in points of older files.
+    """
 
     workload: str
     machine: str
@@ -55,6 +70,7 @@ class Point:
     overhead: float
     moves_only: float
     bound: float
+    host_wait: float | None = None
 
 
 def machines() -> list[tuple[Machine, Calibration]]:
@@ -65,7 +81,8 @@ def machines() -> list[tuple[Machine, Calibration]]:
         return found
     found.append((this, calibration))
     if this.link is None and this.disk is not None:
-        unseen = replace(calibration, paging_op_s=0.0, paging_byte_s=0.0)
+        free = HostCost(0.0, 0.0, 0.0, "a core spare")
+        unseen = replace(calibration, host_costs=dict.fromkeys(INTERPOSERS, free), paging_byte_s=0.0)
         found.append((_spare_core(this, this.disk), unseen))
     return found
 
@@ -95,7 +112,7 @@ def points(workload: str, there: list[tuple[Machine, Calibration]], shares: tupl
 
 def _point(workload: str, step: Traced, machine: Machine, calibration: Calibration, k: float) -> Point:
     limit = int(demand_curve(step.trace).demand_bytes / k)
-    work = timed(step.trace, machine.accelerator, calibration)
+    work = stock_step(step.trace, machine, calibration).trace
     ours, moves = (
         forecast(step.trace, machine, calibration, items=step.items, policy=policy, limit=limit)
         for policy in ("planned", "planned-moves")
@@ -111,6 +128,7 @@ def _point(workload: str, step: Traced, machine: Machine, calibration: Calibrati
         ours.overhead,
         moves.overhead,
         least_s / work.seconds - 1,
+        ours.host_wait,
     )
 
 
@@ -119,6 +137,33 @@ def _study() -> None:
     del counted._FORMULAS["convolution_backward"]  # PyTorch's own count takes its place
     for point in points("deeplabv3plus, 496^2 x 16", [m for m in machines() if m[0].name in STUDIED], (4, 8)):
         print(_row(point), flush=True)
+
+
+def _host(name: str, workloads: list[str]) -> None:
+    """What the host's work does to steps on the machine of that name, with each interposer."""
+    machine = load(name)
+    calibration = calibration_for(machine.accelerator)
+    print("| step | k | operations | without LMS | interposer | step | overhead | waits for the host |")
+    print("|---|---|---|---|---|---|---|---|")
+    for workload in workloads:
+        target, setting = WORKLOADS[workload]
+        asked = replace(setting, amp="bf16" if name in BFLOAT16 else "no")
+        step = Question(target, find(target), asked, "none", None).traced()
+        demand = demand_curve(step.trace).demand_bytes
+        launches = sum(op.launches for op in step.trace.ops)
+        for k in (1, 2):
+            for interposer in INTERPOSERS:
+                found = forecast(
+                    step.trace, machine, calibration, items=step.items, limit=demand // k, interposer=interposer
+                )
+                assert found.step_s is not None
+                assert found.overhead is not None
+                assert found.host_wait is not None
+                figures = (
+                    f"{workload} | {k} | {launches} | {format_seconds(found.step_s_unlimited)} | {interposer} | "
+                    f"{format_seconds(found.step_s)} | {found.overhead:.1%} | {found.host_wait:.0%}"
+                )
+                print(f"| {figures} |", flush=True)
 
 
 def _row(point: Point) -> str:
@@ -160,10 +205,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="k up to 4")
     parser.add_argument("--only", default="", metavar="TEXT", help="workloads with this in their names")
+    parser.add_argument("--machine", default="", metavar="TEXT", help="machines with this in their names")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     parser.add_argument("--study", action="store_true", help="DeepLabv3+ alone, counted as by the planning study")
+    parser.add_argument("--host", metavar="MACHINE", help="what the host's work does to steps there, and no more")
     given = parser.parse_args()
+    if given.host:
+        _host(given.host, [name for name in WORKLOADS if given.only in name])
+        return
     print("| step | machine | k | limit / W | planned | moves only | bound |\n|---|---|---|---|---|---|---|")
     if given.study:
         _study()
@@ -171,10 +221,12 @@ def main() -> None:
     asked = [name for name in WORKLOADS if given.only in name]
     before = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     found = {name: [Point(**p) for p in before if p["workload"] == name] for name in WORKLOADS}
+    there = [pair for pair in machines() if given.machine in pair[0].name]
+    simulated = {machine.name for machine, _ in there}
     with ProcessPoolExecutor(2) as workers:
-        work = partial(points, there=machines(), shares=SHARES[:3] if given.quick else SHARES)
+        work = partial(points, there=there, shares=SHARES[:3] if given.quick else SHARES)
         for name, of_workload in zip(asked, workers.map(work, asked), strict=True):
-            found[name] = of_workload
+            found[name] = [point for point in found[name] if point.machine not in simulated] + of_workload
             for p in of_workload:
                 print(_row(p), flush=True)
             if given.json:

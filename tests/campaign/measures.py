@@ -81,10 +81,13 @@ def calibration(where: Where, found: Found) -> None:
     found.row("arithmetic, bfloat16", f"{(device.bf16_flop_per_s or 0) / 1e12:.3g} TFLOP/s")
     found.row("memory", f"{format_bytes(device.memory_bytes_per_s)}/s")
     found.row("an operation at least", format_seconds(device.launch_s))
-    found.row("LMS adds to an operation while room is short", format_seconds(measured.paging_op_s))
+    cost = measured.host_cost(measured.interposer())
+    found.row("LMS adds to an operation while all fits", format_seconds(cost.op_s))
+    found.row("LMS adds to an operation while room is short", format_seconds(cost.short_op_s))
+    found.row("an action", format_seconds(cost.action_s))
     found.row("steps of four small networks: median error", f"{measured.error:.0%}")
     found.figures = {"machine": asdict(there), "calibration": asdict(measured), "file": str(path)}
-    found.summary = f"{format_seconds(measured.paging_op_s)} an operation while room is short"
+    found.summary = f"{format_seconds(cost.short_op_s)} an operation while room is short, {measured.interposer()}"
 
 
 def validation(where: Where, found: Found) -> None:

@@ -1,5 +1,7 @@
 """What operations have to do, and the shares of the peaks that are found from how long they took."""
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture.schema import describe
 from torch_lms.capture.work import work_of
-from torch_lms.machine import Efficiency, load
-from torch_lms.runtime.calibrate import _shares
+from torch_lms.errors import UsageError
+from torch_lms.machine import INTERPOSERS, NATIVE, PYTHON, Efficiency, default_host_costs, load
+from torch_lms.runtime import calibrate
+from torch_lms.runtime.calibrate import _asking_for, _host_costs, _interposer, _shares
 from torch_lms.trace import Work
 
 ACCELERATOR = load("ac922-v100-16gb").accelerator
@@ -72,3 +76,39 @@ def test_operations_take_as_long_together_as_was_measured() -> None:
     samples = [(work, seconds) for seconds in (0.01, 0.01, 0.01, 0.03)]
     share = _shares(samples, ACCELERATOR).memory
     assert 4 * work.nbytes / (ACCELERATOR.memory_bytes_per_s * share) == pytest.approx(0.06)
+
+
+def test_what_lms_costs_the_host_is_measured_for_what_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibrate, "_PAGED_STEPS", 8)
+    found = _host_costs(torch.device("cpu"))
+    assert set(found) == set(INTERPOSERS)
+    python = found[PYTHON]
+    assert python.is_available
+    assert python.source.startswith("measured")
+    assert 0 < python.op_s < python.short_op_s < 1e-3  # on any machine that is not a hundred times slower
+    assert 0 < python.action_s < 1e-2
+    if not found[NATIVE].is_available:
+        assert found[NATIVE] == replace(default_host_costs()[NATIVE], is_available=False)
+
+
+def test_an_interposer_that_is_refused_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise UsageError("expected TORCH_LMS_INTERPOSER=python")
+
+    monkeypatch.setattr("torch_lms.runtime.api.session", refuse)
+    assert _interposer(torch.device("cpu")) is None
+    found = _host_costs(torch.device("cpu"))
+    assert not any(cost.is_available for cost in found.values())
+
+
+def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in ("auto", None):
+        if before is None:
+            monkeypatch.delenv("TORCH_LMS_INTERPOSER")
+        else:
+            monkeypatch.setenv("TORCH_LMS_INTERPOSER", before)
+        with _asking_for(NATIVE):
+            assert os.environ["TORCH_LMS_INTERPOSER"] == NATIVE
+        assert os.environ.get("TORCH_LMS_INTERPOSER") == before

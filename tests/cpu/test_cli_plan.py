@@ -21,7 +21,8 @@ KEYS = {
     *("machine", "gpus", "demand_bytes", "limit_bytes", "largest_op_bytes", "fits_without", "fits_with", "host_bytes"),
     *("step_s", "step_s_unlimited", "overhead", "data_rate", "gpu_use", "link_use", "d2h_bytes", "h2d_bytes"),
     *("d2h_bytes_per_s", "h2d_bytes_per_s", "recomputed_bytes", "ideal_step_s", "efficiency", "step_s_low"),
-    *("step_s_high", "binding_op", "policy"),
+    *("step_s_high", "binding_op", "policy", "interposer", "host_work_s", "host_wait", "host_wait_unlimited"),
+    *("is_host_bound", "is_host_bound_unlimited"),
 }
 V100 = "ac922-v100-16gb"
 
@@ -76,6 +77,27 @@ def test_a_timeline_of_what_is_simulated(tmp_path: Path) -> None:
     (out,) = [event["tid"] for event in events if event["name"] == "thread_name" and event["args"]["name"] == "out"]
     copied = [event["args"]["bytes"] for event in events if event["ph"] == "X" and event["tid"] == out]
     assert sum(copied) == found["d2h_bytes"] > 0
+
+
+def test_small_operations_are_bound_by_a_host_that_is_interposed_in_python(tmp_path: Path) -> None:
+    arguments = (EXAMPLE, "--size", "256", "--machine", "h200-141gb-pcie5")
+    (auto,) = asked(tmp_path, *arguments)
+    native, python = asked(tmp_path, *arguments, "--interposer", "both")
+    assert auto == native
+    assert (native["interposer"], python["interposer"]) == ("native", "python")
+    assert native["step_s_unlimited"] == python["step_s_unlimited"] <= native["step_s"] < python["step_s"]
+    assert native["host_wait"] < python["host_wait"]
+    assert python["is_host_bound"]
+    assert "Bound by the host" in python["advice"]
+
+    (tight,) = asked(tmp_path, *arguments, "--interposer", "python", "--limit", "20MB")
+    assert tight["host_work_s"] > python["host_work_s"]  # room is short, and pages move
+
+    shown = run(*arguments, "--interposer", "both")
+    for told in ("interposer", "native", "python", "bound by the host", "host's work"):
+        assert told in shown.output
+    refused = run(*arguments, "--interposer", "both", "--timeline", str(tmp_path / "t.json"))
+    assert "--timeline expects one interposer" in refused.output
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -280,10 +302,11 @@ def test_what_was_not_simulated_is_null_for_programs_and_a_dash_for_people(tmp_p
     assert known == {
         *("machine", "gpus", "policy", "demand_bytes", "limit_bytes", "largest_op_bytes", "binding_op"),
         *("fits_without", "fits_with", "step_s_unlimited", "ideal_step_s", "advice"),
+        *("host_wait_unlimited", "is_host_bound_unlimited"),
     }
     assert found.keys() >= KEYS | {"epoch_s", "total_h"}
     rows = [line for line in run(*arguments, *lasting).output.splitlines() if line.endswith(" -")]
-    assert len(rows) == 14
+    assert len(rows) == 17
     (fits,) = asked(tmp_path, EXAMPLE, "--machine", V100)
     assert fits["d2h_bytes"] == fits["link_use"] == 0
     assert fits["d2h_bytes_per_s"] is fits["h2d_bytes_per_s"] is None

@@ -5,15 +5,25 @@ from dataclasses import replace
 import pytest
 from made_traces import THERE_AND_BACK
 
-from torch_lms.machine import KINDS, Calibration, Disk, Efficiency, Machine, load
+from torch_lms.errors import UsageError
+from torch_lms.machine import INTERPOSERS, KINDS, Calibration, Disk, Efficiency, HostCost, Machine, load
 from torch_lms.planner import POLICIES, Forecast, forecast, may_fit
+from torch_lms.planner.rivals import RIVALS
+from torch_lms.sim.clocks import KERNEL_S
 from torch_lms.trace import Trace, Work
 
 GPU = load("ac922-v100-16gb")
 CPU = replace(GPU, link=None, disk=Disk(1e15, 1e15, 1 << 50))
-UNMEASURED = Calibration("", dict.fromkeys(KINDS, Efficiency(1.0, 1.0)), 0.1, "made up")
+FREE = HostCost(0.0, 0.0, 0.0, "made up")
+UNMEASURED = Calibration(
+    "", dict.fromkeys(KINDS, Efficiency(1.0, 1.0)), 0.1, "made up", host_costs=dict.fromkeys(INTERPOSERS, FREE)
+)
 LAUNCHES = 3
+SMALL_S = (LAUNCHES - 1) * KERNEL_S
+"""What the small operations after each operation take a device."""
+
 SIMULATED = (
+    *("host_work_s", "host_wait", "is_host_bound"),
     *("host_bytes", "disk_bytes", "step_s", "overhead", "data_rate", "gpu_use", "link_use", "d2h_bytes", "h2d_bytes"),
     *("d2h_bytes_per_s", "h2d_bytes_per_s", "recomputed_bytes", "efficiency", "step_s_low", "step_s_high", "timeline"),
 )
@@ -29,9 +39,16 @@ def step(op_s: float, workspaces: tuple[int, ...] = (0,) * 5) -> Trace:
     return Trace(THERE_AND_BACK.pages, tuple(ops))
 
 
-def told(machine: Machine, op_s: float, policy: str = "planned", limit: int | None = 20, **paging: float) -> Forecast:
+def told(
+    machine: Machine,
+    op_s: float,
+    policy: str = "planned",
+    limit: int | None = 20,
+    cost: HostCost = FREE,
+    paging_byte_s: float = 0.0,
+) -> Forecast:
     """Of ``step``."""
-    calibration = replace(UNMEASURED, **paging)
+    calibration = replace(UNMEASURED, host_costs=dict.fromkeys(INTERPOSERS, cost), paging_byte_s=paging_byte_s)
     return forecast(step(op_s), machine, calibration, items=1, policy=policy, limit=limit)
 
 
@@ -46,17 +63,78 @@ def holding(nbytes: int, host_bytes: int = 1000) -> Machine:
     return replace(GPU, accelerator=accelerator, host_bytes=host_bytes)
 
 
-def test_a_processor_does_operations_and_python_in_turns() -> None:
-    plain, paged = (told(CPU, 1.0, paging_op_s=seconds) for seconds in (0.0, 0.1))
+def costing(op_s: float = 0.0, short_op_s: float = 0.0, action_s: float = 0.0) -> HostCost:
+    """Of LMS, on the host that is asked about."""
+    return HostCost(op_s, short_op_s, action_s, "made up")
+
+
+def test_a_processor_does_operations_and_the_work_of_lms_in_turns() -> None:
+    plain, paged = (told(CPU, 1.0, cost=costing(short_op_s=seconds)) for seconds in (0.0, 0.1))
     assert seconds_of(paged) - seconds_of(plain) == pytest.approx(0.1 * LAUNCHES * 5)
     assert paged.step_s_unlimited == plain.step_s_unlimited
+    assert paged.host_wait == pytest.approx(0.1 * LAUNCHES * 5 / seconds_of(paged))
+    assert not paged.is_host_bound  # there is no device that could wait
 
 
 @pytest.mark.parametrize(("op_s", "bound_s"), [(1.0, 5.0), (1e-3, 5 * LAUNCHES * 0.1)], ids=["ahead", "behind"])
-def test_beside_a_device_python_counts_when_it_is_no_longer_ahead(op_s: float, bound_s: float) -> None:
-    paged = told(GPU, op_s, paging_op_s=0.1)
+def test_beside_a_device_the_work_of_lms_counts_when_the_host_is_no_longer_ahead(op_s: float, bound_s: float) -> None:
+    paged = told(GPU, op_s, cost=costing(short_op_s=0.1))
     assert paged.step_s == pytest.approx(bound_s, rel=1e-3)
     assert paged.gpu_use == pytest.approx(5 * op_s / bound_s, rel=0.05)
+    assert paged.host_work_s == pytest.approx(5 * LAUNCHES * (0.1 + GPU.accelerator.launch_s))
+    assert paged.is_host_bound is (op_s < 0.1)
+    assert paged.host_wait == pytest.approx(1 - 5 * op_s / bound_s, abs=0.01)
+    assert ("Bound by the host" in paged.advice) is paged.is_host_bound
+
+
+def test_every_action_takes_the_host_time() -> None:
+    """Page 1 leaves in three actions and comes back in two, each step."""
+    plain, paged = (told(GPU, 1e-3, "planned-moves", cost=costing(action_s=seconds)) for seconds in (0.0, 0.1))
+    assert plain.host_work_s is not None
+    assert paged.host_work_s == pytest.approx(plain.host_work_s + 5 * 0.1)
+    assert paged.step_s == pytest.approx(5 * 0.1, rel=0.05)
+
+
+def test_while_all_fits_lms_takes_the_host_little() -> None:
+    """The step of a stock program may be bound by the host as well: it is, here, and LMS adds its own share."""
+    cost = costing(op_s=2e-6, short_op_s=1.0, action_s=1.0)
+    found = told(GPU, 1e-6, limit=None, cost=cost)
+    launches_s = 5 * LAUNCHES * GPU.accelerator.launch_s
+    assert found.fits_without
+    assert found.step_s_unlimited == pytest.approx(launches_s, rel=0.1)
+    assert found.overhead == pytest.approx(2e-6 / GPU.accelerator.launch_s, rel=0.1)
+    assert found.is_host_bound
+    assert found.is_host_bound_unlimited
+    assert found.host_wait_unlimited > 0.5
+    assert "Bound by the host" in found.advice
+
+
+def test_small_operations_hide_behind_a_large_one() -> None:
+    found = told(GPU, 1.0, limit=None)
+    assert found.step_s == pytest.approx(5 * (1.0 + SMALL_S), rel=1e-9)
+    assert found.host_wait == 0.0
+
+
+def test_the_interposer_is_the_fastest_of_those_that_there_are() -> None:
+    native = costing(op_s=1e-6, short_op_s=0.1)
+    python = costing(op_s=9e-6, short_op_s=0.4)
+    both = replace(UNMEASURED, host_costs={"native": native, "python": python})
+    without = replace(both, host_costs={"native": replace(native, is_available=False), "python": python})
+    for calibration, asked, way, op_s in (
+        (both, "auto", "native", 0.1),
+        (both, "python", "python", 0.4),
+        (without, "auto", "python", 0.4),
+    ):
+        found = forecast(step(1e-3), GPU, calibration, items=1, limit=20, interposer=asked)
+        assert found.interposer == way
+        assert found.step_s == pytest.approx(5 * LAUNCHES * op_s, rel=0.01)
+    with pytest.raises(UsageError, match="interposer must be one of auto, native, python; got 'C'"):
+        forecast(step(1.0), GPU, both, items=1, interposer="C")
+
+
+@pytest.mark.parametrize("policy", ["none", *RIVALS])
+def test_where_lms_takes_no_part_nothing_is_interposed(policy: str) -> None:
+    assert told(GPU, 1.0, policy).interposer is None
 
 
 def test_memory_that_was_given_back_has_to_be_given_anew() -> None:
@@ -66,9 +144,9 @@ def test_memory_that_was_given_back_has_to_be_given_anew() -> None:
 
 
 @pytest.mark.parametrize(("policy", "limit"), [("none", 20), ("planned", 40), ("swap-all", 20)])
-def test_none_of_that_without_lms_or_while_all_fits(policy: str, limit: int) -> None:
+def test_no_shortage_costs_anything_without_lms_or_while_all_fits(policy: str, limit: int) -> None:
     plain = told(CPU, 1.0, policy, limit)
-    assert told(CPU, 1.0, policy, limit, paging_op_s=0.1, paging_byte_s=0.0) == plain
+    assert told(CPU, 1.0, policy, limit, cost=costing(short_op_s=0.1, action_s=0.1)) == plain
 
 
 @pytest.mark.parametrize("machine", [GPU, CPU], ids=["gpu", "cpu"])
@@ -114,7 +192,8 @@ def test_where_nothing_had_to_move_the_bytes_are_0_and_speeds_unknown() -> None:
     found = told(GPU, 1.0, limit=None)
     assert found.fits_without
     assert found.d2h_bytes == found.h2d_bytes == found.recomputed_bytes == found.host_bytes == found.disk_bytes == 0
-    assert found.link_use == found.overhead == 0.0
+    assert found.link_use == 0.0
+    assert found.overhead == 0.0  # LMS costs the host nothing here
     assert found.d2h_bytes_per_s is found.h2d_bytes_per_s is found.timeline is None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from torch_lms.errors import UsageError
-from torch_lms.machine import Accelerator, Disk, Link, Machine, Switch, load, names
+from torch_lms.machine import Accelerator, Disk, Link, Machine, Switch, default_host_costs, load, names
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
 
@@ -367,3 +367,12 @@ def test_every_source_is_cited() -> None:
     assert len(written) == len(set(written))
     for source in written:
         assert len(re.findall(rf"\b{source}\b", DOCUMENT)) > 1, source
+
+
+def test_what_lms_costs_a_host_is_in_the_document() -> None:
+    told = [row[:4] for row in documented("host costs")]
+    costs = default_host_costs().items()
+    assert told == [
+        [name, *(f"{seconds * 1e6:g}" for seconds in (cost.op_s, cost.short_op_s, cost.action_s))]
+        for name, cost in costs
+    ]

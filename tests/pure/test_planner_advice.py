@@ -33,10 +33,18 @@ AMPLE = NEED.stock - 10
 """Room for nearly all."""
 
 
-def said(there: Machine, overhead: float, gpu_use: float = 0.5, limit: int | None = None, **cost: float) -> str:
+def said(
+    there: Machine,
+    overhead: float,
+    copies_wait: float = 0.5,
+    limit: int | None = None,
+    host: advice.HostBinding | None = None,
+    **cost: float,
+) -> str:
     paid = PagingCost(**cost)  # type: ignore[arg-type]
+    asked = budget(there, limit=limit)
     return advice.fits(
-        budget(there, limit=limit), there, "planned", paid, overhead=overhead, gpu_use=gpu_use, link_use=0.97
+        asked, there, "planned", paid, overhead=overhead, copies_wait=copies_wait, link_use=0.97, host=host
     )
 
 
@@ -67,7 +75,7 @@ def test_where_little_room_is_beside_the_largest_operation_it_binds() -> None:
 
 
 def test_where_much_is_recomputed_and_nobody_waits_memory_binds() -> None:
-    told = said(machine(AMPLE), 0.4, gpu_use=0.99, recomputed_bytes=30)
+    told = said(machine(AMPLE), 0.4, copies_wait=0.01, recomputed_bytes=30)
     assert "Device memory binds: 30 B are recomputed in each step" in told
     assert "faster link" in told
 
@@ -112,6 +120,32 @@ def test_what_fits_without_lms_needs_nothing_and_tells_what_a_limit_costs() -> N
     assert "It fits without LMS: choose another policy" in advice.peak_does_not_fit(
         budget(there), there, 10**6, "demand"
     )
+
+
+def test_where_the_device_waits_for_the_host_more_than_for_copies_the_host_binds() -> None:
+    there = machine(AMPLE)
+    python = advice.HostBinding(0.53, 0.04, "python")
+    told = said(there, 0.4, host=python, host_wait_s=2.0, stall_s=1.0, d2h_bytes=50)
+    assert "Bound by the host: the device waits 53% of the step" in told
+    assert "LMS's work in Python" in told
+    assert "Without LMS, with memory enough, it would wait 4%." in told
+    assert "The native interposer takes less" in told
+    assert "link" not in told
+
+    both = said(there, 0.4, host=python, host_wait_s=1.0, stall_s=2.0, d2h_bytes=50)
+    assert both.index("The link to the host binds") < both.index("Bound by the host")
+
+
+def test_what_is_bound_by_the_host_with_the_native_interposer_or_none_needs_larger_operations() -> None:
+    there = machine(NEED.stock)
+    native, stock = (said(there, 0.0, host=advice.HostBinding(0.3, 0.3, way)) for way in ("native", None))
+    for told in (native, stock):
+        assert told.startswith("Fits without LMS")
+        assert "choose a larger batch" in told
+    slower = said(there, 0.4, host=advice.HostBinding(0.3, 0.0, "python"))
+    assert "With LMS on, it takes 40% longer, though no page moves. Bound by the host" in slower
+    assert "LMS's work in C++" in native
+    assert "LMS's work" not in stock
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from torch_lms.machine import AUTO
 from torch_lms.targets import Setting, Target, Traced, trace
 
 CHECKPOINT = "checkpoint"
@@ -18,6 +19,7 @@ class Question:
         setting: how its step is asked for.
         policy: one of the planner's, or ``CHECKPOINT``.
         limit: bytes, or None for what the device has.
+        interposer: "native" or "python"; "auto" is the faster of those that the machine has.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Question:
     setting: Setting
     policy: str
     limit: int | None
+    interposer: str = AUTO
 
     @property
     def planners_policy(self) -> str:

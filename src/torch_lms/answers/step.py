@@ -91,5 +91,6 @@ def answer_traced(question: Question, traced: Traced, machine: Machine, calibrat
         gpus=question.setting.gpus,
         limit=question.limit,
         gradient_bytes=traced.gradient_bytes,
+        interposer=question.interposer,
     )
     return Answer(question.setting, replace(found, policy=question.policy), traced)

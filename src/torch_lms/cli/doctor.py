@@ -14,6 +14,7 @@ from torch_lms.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from torch_lms.machine import Calibration
     from torch_lms.runtime.probe import Machine
 
 Rows = list[tuple[str, str]]
@@ -80,13 +81,25 @@ def _calibrate(console: "Console", spill_dir: Path | None, json_to: JsonTarget |
             f"  {kind:<13} reaches {100 * flops:.2g}% of the arithmetic, or {100 * memory:.2g}% of the memory's speed"
             for kind, (flops, memory) in calibration.efficiencies.items()
         ),
-        f"  LMS adds {format_seconds(calibration.paging_op_s)} to an operation while room is short",
+        *_host_costs(calibration),
         f"  steps of four small networks are predicted with a median error of {calibration.error:.0%}",
         f"kept in {path}",
     ]
     console.print("\n".join(lines), markup=False, soft_wrap=True)
     if json_to is not None:
         write_json({"machine": machine, "calibration": calibration, "path": path}, json_to)
+
+
+def _host_costs(calibration: "Calibration") -> Iterator[str]:
+    """What LMS costs the host, a line for each interposer."""
+    for name, cost in calibration.host_costs.items():
+        if not cost.is_available:
+            yield f"  LMS, {name}: not here"
+            continue
+        yield (
+            f"  LMS, {name}: adds {format_seconds(cost.op_s)} to an operation while all fits; while room is short "
+            f"{format_seconds(cost.short_op_s)}, and {format_seconds(cost.action_s)} for each action"
+        )
 
 
 def _sections(machine: "Machine") -> Iterator[tuple[str, Rows]]:

@@ -9,7 +9,7 @@ import click
 
 from torch_lms.answers import CHECKPOINT, Answer, Question, answer, largest
 from torch_lms.cli.plan_report import show
-from torch_lms.machine import Calibration, Machine, calibration_for, load, names
+from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
 from torch_lms.output import JsonTarget, json_option, json_target, people_console, write_json
 from torch_lms.planner import POLICIES
@@ -18,6 +18,7 @@ from torch_lms.targets import AMP, Setting, Target, find, workload_names
 from torch_lms.units import parse_bytes
 
 THIS = "this"
+BOTH = "both"
 
 
 @click.command()
@@ -58,6 +59,13 @@ THIS = "this"
 )
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="Ranks of data-parallel training.")
 @click.option("--policy", type=click.Choice([*POLICIES, CHECKPOINT]), default="planned", show_default=True)
+@click.option(
+    "--interposer",
+    type=click.Choice([AUTO, *INTERPOSERS, BOTH]),
+    default=AUTO,
+    show_default=True,
+    help="How LMS comes between PyTorch and its kernels: in C++ or in Python. auto: the faster that the machine has.",
+)
 @click.option("--max", "what", type=click.Choice(["size", "batch"]), help="Find the largest that fits, to a hundredth.")
 @click.option("--epochs", type=click.IntRange(1), help="With --samples: how many hours a training takes.")
 @click.option("--samples", type=click.IntRange(1), help="Samples of the data set.")
@@ -87,14 +95,17 @@ def command(**given: Any) -> None:
         raise click.UsageError("--epochs and --samples belong together")
     if asked.timeline_to is not None and "," in asked.machines:
         raise click.UsageError(f"--timeline expects one machine; got {asked.machines}")
+    if asked.timeline_to is not None and asked.interposer == BOTH:
+        raise click.UsageError("--timeline expects one interposer; got both")
 
     console = people_console(asked.json_to)
     function = find(asked.target)
     answers = []
     for name in asked.machines.split(","):
-        with console.status(f"{asked.target} on {name}"):
-            machine, calibration = _machine(name)
-            answers.append(_answer(asked, asked.target, function, machine, calibration))
+        for interposer in INTERPOSERS if asked.interposer == BOTH else (asked.interposer,):
+            with console.status(f"{asked.target} on {name}"):
+                machine, calibration = _machine(name)
+                answers.append(_answer(asked, asked.target, function, machine, calibration, interposer))
     if asked.compare:
         answers.sort(key=_step_s)
 
@@ -122,6 +133,7 @@ class _Asked:
     limit: str | None
     gpus: int
     policy: str
+    interposer: str
     what: str | None
     epochs: int | None
     samples: int | None
@@ -148,11 +160,13 @@ def _machine(name: str) -> tuple[Machine, Calibration]:
     return this_machine()
 
 
-def _answer(asked: _Asked, target: str, function: Target, machine: Machine, calibration: Calibration) -> Answer:
+def _answer(
+    asked: _Asked, target: str, function: Target, machine: Machine, calibration: Calibration, interposer: str
+) -> Answer:
     limit = None
     if asked.limit is not None:
         limit = parse_bytes(asked.limit, name="--limit", whole=machine.accelerator.usable_bytes)
-    question = Question(target, function, _setting(asked, machine), asked.policy, limit)
+    question = Question(target, function, _setting(asked, machine), asked.policy, limit, interposer)
     if asked.what is None:
         found = answer(question, machine, calibration)
     else:

@@ -31,7 +31,7 @@ def show(console: "Console", name: str, answers: Sequence[Answer]) -> None:
     console.print(table)
 
     for answer in answers:
-        prefix = f"{answer.forecast.machine}: " if len(answers) > 1 else ""
+        prefix = f"{_machine(answer)}, {_interposer(answer)}: " if len(answers) > 1 else ""
         console.print(f"{prefix}{answer.forecast.advice}", markup=False, soft_wrap=True)
 
     console.print("alive at the peak, by the operation that created them:", style="bold")
@@ -58,6 +58,10 @@ def _machine(answer: Answer) -> str:
     return f"{forecast.machine} x {forecast.gpus}" if forecast.gpus > 1 else forecast.machine
 
 
+def _interposer(answer: Answer) -> str:
+    return answer.forecast.interposer or "no LMS"
+
+
 def _rows(answer: Answer) -> dict[str, str]:
     """The cells of a column, by the label of the row."""
     found = answer.forecast
@@ -76,14 +80,19 @@ def _rows(answer: Answer) -> dict[str, str]:
         "working set (W)": format_bytes(found.largest_op_bytes),
         "limit / W": f"{limit_over_w:.2f}",
         "policy": found.policy,
+        "interposer": _interposer(answer),
         "step": _known(found.step_s, format_seconds),
         "  between": _between(found.step_s_low, found.step_s_high),
-        "  without a limit": format_seconds(found.step_s_unlimited),
+        "  without LMS or a limit": format_seconds(found.step_s_unlimited),
         "  ideal": format_seconds(found.ideal_step_s),
         "overhead": _known(found.overhead, "{:.1%}".format),
         "efficiency": _known(found.efficiency, "{:.0%}".format),
         "data rate": _known(found.data_rate, _rate),
         "GPU use": _known(found.gpu_use, "{:.0%}".format),
+        "host's work": _known(found.host_work_s, format_seconds),
+        "waits for the host": _known(found.host_wait, "{:.0%}".format),
+        "  the same without LMS": f"{found.host_wait_unlimited:.0%}",
+        "bound by the host": "-" if found.is_host_bound is None else _yes(found.is_host_bound),
         "link use": _known(found.link_use, "{:.0%}".format),
         "evicted, a step": _known(found.d2h_bytes, format_bytes),
         "fetched, a step": _known(found.h2d_bytes, format_bytes),

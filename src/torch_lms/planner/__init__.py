@@ -7,6 +7,7 @@ from torch_lms.planner.feasibility import Need, may_fit, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.pace import stock_step
 from torch_lms.planner.paging import POLICIES
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.recomputation import Producers
@@ -31,5 +32,6 @@ __all__ = [
     "may_fit",
     "moved_out",
     "optimum_bytes",
+    "stock_step",
     "within",
 ]

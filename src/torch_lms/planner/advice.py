@@ -1,6 +1,8 @@
 """What a forecast says in words: whether a step fits, what binds, and what to change or to buy."""
 
-from torch_lms.machine import Machine
+from typing import NamedTuple
+
+from torch_lms.machine import NATIVE, PYTHON, Machine
 from torch_lms.planner.feasibility import MemoryBudget, lower_tiers, with_fragmentation
 from torch_lms.planner.paging import PagingCost
 from torch_lms.residency import Tier
@@ -20,8 +22,8 @@ between 1.3 and 1.75, and 143 % between 1 and 1.3.
 """
 
 _BUSY = 0.95
-"""Share of the step in which the device computes. Above it the link is not said to bind: part of what the device
-computes may be recomputation."""
+"""Share of the step in which the device does not wait for copies. Above it the link is not said to bind: part of what
+the device computes may be recomputation."""
 
 
 def largest_op_does_not_fit(budget: MemoryBudget, machine: Machine) -> str:
@@ -74,6 +76,20 @@ def peak_does_not_fit(budget: MemoryBudget, machine: Machine, peak_bytes: int, p
     )
 
 
+class HostBinding(NamedTuple):
+    """A step is bound by the host.
+
+    Attributes:
+        wait: share of the step in which the device waits for the host.
+        wait_unlimited: the same of a step without LMS on a device with memory enough.
+        interposer: how LMS comes between PyTorch and its kernels; None where it does not.
+    """
+
+    wait: float
+    wait_unlimited: float
+    interposer: str | None
+
+
 def fits(
     budget: MemoryBudget,
     machine: Machine,
@@ -81,8 +97,9 @@ def fits(
     cost: PagingCost,
     *,
     overhead: float,
-    gpu_use: float,
+    copies_wait: float,
     link_use: float,
+    host: HostBinding | None = None,
 ) -> str:
     """For a step that fits.
 
@@ -91,14 +108,27 @@ def fits(
         machine: where it runs.
         policy: under which it runs.
         cost: of paging.
-        overhead: share by which it takes longer than with unlimited device memory.
-        gpu_use: share of it in which the device computes.
+        overhead: share by which it takes longer than without LMS on a device with memory enough.
+        copies_wait: share of it in which the device waits for copies, or for other ranks.
         link_use: share of it in which the busier direction of the link is busy.
+        host: given if the host binds.
     """
+    parts = [_fits(budget, policy, overhead, is_slowed_by_host=host is not None)]
+    if overhead >= _SMALL and not budget.fits_without and not (host and cost.host_wait_s > cost.stall_s):
+        parts.append(_memory_or_link_binds(budget, machine, cost, copies_wait=copies_wait, link_use=link_use))
+    if host is not None:
+        parts.append(_host_binds(host))
+    return " ".join(parts)
+
+
+def _fits(budget: MemoryBudget, policy: str, overhead: float, *, is_slowed_by_host: bool) -> str:
+    """Whether the step fits without LMS or with it, and how much longer it takes."""
     if budget.fits_without:
         told = f"Fits without LMS: the step needs {format_bytes(budget.need.stock)} of the device's "
         told += f"{format_bytes(budget.usable)}."
-        if overhead >= _SMALL:
+        if overhead >= _SMALL and is_slowed_by_host and budget.demand <= budget.limit:
+            told += f" With LMS on, it takes {overhead:.0%} longer, though no page moves."
+        elif overhead >= _SMALL:
             told += f" With the policy {policy}, under a limit of {format_bytes(budget.limit)}, it takes "
             told += f"{overhead:.0%} longer."
         return told
@@ -112,12 +142,30 @@ def fits(
             f"Fits with LMS: a step takes {overhead:.1%} longer than with unlimited device memory. More "
             f"device memory or a faster link could save no more than that."
         )
-    told = f"Fits with LMS, but a step takes {overhead:.0%} longer than with unlimited device memory."
+    return f"Fits with LMS, but a step takes {overhead:.0%} longer than with unlimited device memory."
+
+
+def _memory_or_link_binds(
+    budget: MemoryBudget, machine: Machine, cost: PagingCost, *, copies_wait: float, link_use: float
+) -> str:
     if budget.limit < _TIGHT * budget.need.largest_op:
-        return f"{told} {_largest_op_binds(budget, machine)}"
-    if gpu_use > _BUSY and cost.recomputed_bytes:
-        return f"{told} {_memory_binds(budget, machine, cost)}"
-    return f"{told} {_link_binds(budget, machine, cost, link_use)}"
+        return _largest_op_binds(budget, machine)
+    if copies_wait < 1 - _BUSY and cost.recomputed_bytes:
+        return _memory_binds(budget, machine, cost)
+    return _link_binds(budget, machine, cost, link_use)
+
+
+def _host_binds(host: HostBinding) -> str:
+    """That the host binds, and what to change: less work for it, or more for the device at once."""
+    work = {None: "launches kernels", NATIVE: "launches kernels and does LMS's work in C++"}.get(
+        host.interposer, "launches kernels and does LMS's work in Python"
+    )
+    told = f"Bound by the host: the device waits {host.wait:.0%} of the step for the processor, which {work}."
+    if host.interposer is not None:
+        told += f" Without LMS, with memory enough, it would wait {host.wait_unlimited:.0%}."
+    if host.interposer == PYTHON:
+        return f"{told} The native interposer takes less of its time, where there is one."
+    return f"{told} Larger operations take more of the device's time and none of its: choose a larger batch or size."
 
 
 def _largest_op_binds(budget: MemoryBudget, machine: Machine) -> str:

@@ -9,7 +9,7 @@ from torch_lms.planner.feasibility import lower_tiers
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
 from torch_lms.policy import Plan, Planned, Policy, Reactive
-from torch_lms.sim import SimulatedStep, Simulator
+from torch_lms.sim import HostWork, PacedStep, SimulatedStep, Simulator
 from torch_lms.timeline import Lane, Timeline
 from torch_lms.trace import Trace
 
@@ -23,36 +23,24 @@ _OURS = Rival(None, keeps_copies=True)
 """How LMS itself moves pages, in the terms of its rivals."""
 
 
-def with_python_time(stock: Trace, machine: Machine, calibration: Calibration) -> Trace:
-    """The same step, with the time of LMS's own Python.
-
-    A processor does operations and Python in turns. Beside a device, Python counts only where the program is no longer
-    ahead of the device.
-    """
-    launches = sum(op.work.launches for op in stock.ops if op.work is not None)
-    python_s = launches * calibration.paging_op_s
-    longer = 1.0
-    if machine.link is None:
-        longer = (stock.seconds + python_s) / stock.seconds
-    elif python_s:
-        longer = max(1.0, (launches * machine.accelerator.launch_s + python_s) / stock.seconds)
-    return Trace(stock.pages, tuple(op._replace(seconds=longer * op.seconds) for op in stock.ops))
-
-
 def without_recomputation(work: Trace) -> Trace:
     """The same step, of which nothing may be recomputed."""
     return Trace(work.pages, tuple(op._replace(is_repeatable=False) for op in work.ops))
 
 
-def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) -> SimulatedStep | None:
+def simulate(
+    work: Trace, kernels: Trace, limit: int, machine: Machine, gpus: int, policy: str, host: HostWork
+) -> SimulatedStep | None:
     """A step under ``policy``; None if the lower tiers cannot hold what is evicted.
 
     Args:
-        work: the step, its operations with their seconds.
+        work: the step as it is recorded where no page moves: of this a plan is made.
+        kernels: the same, with the seconds of its kernels alone.
         limit: bytes that pages may occupy.
         machine: where it runs.
         gpus: ranks that take such steps at once, and share the machine.
         policy: one of ``POLICIES``, but for "none".
+        host: what the host does.
     """
     tiers, links = lower_tiers(machine, gpus)
     way = RIVALS.get(policy, _OURS)
@@ -69,7 +57,7 @@ def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) 
         plan = make_plan(work, limit, {}, Speeds(links.d2h, links.h2d, links.overlap_penalty))
         chooser = Planned()
     simulator = Simulator(
-        work,
+        kernels,
         0 if way.grows else limit,
         tiers,
         links,
@@ -78,6 +66,7 @@ def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) 
         is_blocking=way.is_blocking,
         keeps_copies=way.keeps_copies,
         grows=way.grows,
+        host=host,
     )
     try:
         for _ in range(_STEPS - 1):
@@ -89,22 +78,25 @@ def simulate(work: Trace, limit: int, machine: Machine, gpus: int, policy: str) 
 
 @dataclass(frozen=True)
 class PagingCost:
-    """What pages cost a simulated step; all 0 where none had to leave.
+    """What pages and LMS cost a step. What pages cost is 0 where none had to leave.
 
     Attributes:
-        delay_s: by which the step takes longer: waits, copies that the program's own cores make, and recomputation.
-        stall_s: the waits for copies among them.
-        python_s: by which LMS's own Python makes it longer.
+        step_s: seconds of the step, with all of this.
+        stall_s: of these, the waits for copies.
+        host_wait_s: of these, the device had nothing to do, since the host was at work.
+        host_work_s: of the host's work, for PyTorch and for LMS.
         renewed_s: by which the system makes it longer, giving memory anew to pages that were fetched or recomputed.
         d2h_s, h2d_s: seconds in which each direction of the link was busy.
         d2h_bytes, h2d_bytes: moved.
         host_bytes, disk_bytes: the most that was there at once.
+        recompute_s: of ``step_s``, recomputing pages.
         recomputed_bytes: bytes of the pages that were recomputed.
     """
 
-    delay_s: float = 0.0
+    step_s: float = 0.0
     stall_s: float = 0.0
-    python_s: float = 0.0
+    host_wait_s: float = 0.0
+    host_work_s: float = 0.0
     renewed_s: float = 0.0
     d2h_s: float = 0.0
     h2d_s: float = 0.0
@@ -112,31 +104,31 @@ class PagingCost:
     h2d_bytes: int = 0
     host_bytes: int = 0
     disk_bytes: int = 0
+    recompute_s: float = 0.0
     recomputed_bytes: int = 0
 
     @classmethod
-    def of(cls, step: SimulatedStep | None, stock: Trace, work: Trace, calibration: Calibration) -> "PagingCost":
-        """The costs of ``step``.
+    def of_resident(cls, step: PacedStep) -> "PagingCost":
+        """The costs of a step in which no page has to leave."""
+        return cls(step_s=step.trace.seconds, host_wait_s=step.host_wait_s, host_work_s=step.host_work_s)
 
-        Args:
-            step: as simulated; None if no page had to leave.
-            stock: the step's operations without LMS.
-            work: the operations that were simulated, with the time of LMS's own Python.
-            calibration: of the machine.
-        """
-        if step is None:
-            return cls()
+    @classmethod
+    def of(cls, step: SimulatedStep, calibration: Calibration) -> "PagingCost":
+        """The costs of ``step``, on a processor of ``calibration``."""
+        renewed_s = calibration.paging_byte_s * (step.fetched_bytes + step.recomputed_bytes)
         return cls(
-            delay_s=step.stall_s + step.copying_s + step.recompute_s,
+            step_s=step.seconds + renewed_s,
             stall_s=step.stall_s,
-            python_s=work.seconds - stock.seconds,
-            renewed_s=calibration.paging_byte_s * (step.fetched_bytes + step.recomputed_bytes),
+            host_wait_s=step.host_wait_s,
+            host_work_s=step.host_work_s,
+            renewed_s=renewed_s,
             d2h_s=_busy_s(step.timeline, Lane.D2H),
             h2d_s=_busy_s(step.timeline, Lane.H2D),
             d2h_bytes=step.evicted_bytes,
             h2d_bytes=step.fetched_bytes,
             host_bytes=step.host_bytes,
             disk_bytes=step.disk_bytes,
+            recompute_s=step.recompute_s,
             recomputed_bytes=step.recomputed_bytes,
         )
 

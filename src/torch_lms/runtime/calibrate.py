@@ -1,8 +1,10 @@
 """What this machine reaches, measured by steps of small networks, operation by operation."""
 
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -15,17 +17,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture.schema import describe
 from torch_lms.capture.work import work_of
-from torch_lms.errors import UsageError
+from torch_lms.errors import LmsError, UsageError
 from torch_lms.machine import (
+    INTERPOSERS,
     KINDS,
+    NATIVE,
+    PYTHON,
     Accelerator,
     Calibration,
     Disk,
     Efficiency,
+    HostCost,
     Link,
     Machine,
     calibration_for,
     config_dir,
+    default_host_costs,
     load,
     save_calibration,
     text_of,
@@ -39,6 +46,12 @@ _FILE = "this.toml"
 _REPEATS = 5
 _ROUNDS = 16
 _PAGED_STEPS = 20
+_SHARES_OF_DEMAND = (0.8, 0.65, 0.5)
+"""Limits at which actions are counted, beside one at which next to nothing has to leave."""
+
+_INTERPOSER = "TORCH_LMS_INTERPOSER"
+"""The variable of the environment that says how a session is to be interposed."""
+
 _SMALL_PAGE, _BLOCK = 1024, 64 << 20
 _GPU_SIDE, _GPU_COPY, _GPU_SCALE = 8192, 1 << 28, 16
 """On an accelerator: the side of products, the bytes of a copy, how much larger the networks' batches are."""
@@ -86,7 +99,7 @@ def calibrate(spill_dir: Path | None = None) -> tuple[Machine, Calibration, Path
         error,
         f"measured, torch {torch.__version__}",
         paging_byte_s=_paging_byte_s() if device.type == "cpu" else 0.0,  # first: LMS keeps freed memory
-        paging_op_s=_paging_op_s(device),
+        host_costs=_host_costs(device),
     )
     path = save_calibration(calibration)
     (config_dir() / _FILE).write_text(text_of(machine), encoding="utf-8")
@@ -198,30 +211,6 @@ def _launch_s(device: torch.device) -> float:
     return min(_seconds(lambda: model(given).sum().backward(), device) for _ in range(10)) / len(stopwatch.samples)
 
 
-def _paging_op_s(device: torch.device) -> float:
-    """What LMS adds to an operation of a step on next to nothing, half of them on pages, with room for all but one."""
-    from torch_lms.runtime.api import session
-
-    def new_step() -> Callable[[], None]:
-        layers = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(30)]
-        return _training(nn.Sequential(*layers).to(device), torch.ones(64, 64, device=device))
-
-    def step_s(step: Callable[[], None]) -> float:
-        return median(_seconds(step, device) for _ in range(_PAGED_STEPS))
-
-    step = new_step()
-    stock_s = step_s(step)
-    with _Stopwatch(device) as stopwatch:
-        step()
-    with session(limit="1TB", min_size=_SMALL_PAGE, device=device) as lms:
-        new_step()()
-        lms.step()
-        demand = lms.stats().demand_bytes
-    with session(limit=demand - 1, min_size=_SMALL_PAGE, device=device):
-        paged_s = step_s(new_step())
-    return max(0.0, paged_s - stock_s) / len(stopwatch.samples)
-
-
 def _paging_byte_s() -> float:
     """To give a byte of memory back and have it again."""
 
@@ -232,6 +221,116 @@ def _paging_byte_s() -> float:
     cpu, block = torch.device("cpu"), torch.empty(_BLOCK, dtype=torch.uint8)
     anew_s, again_s = (median(_seconds(do, cpu) for _ in range(_ROUNDS)) for do in (anew, lambda: block.fill_(1)))
     return max(0.0, anew_s - again_s) / _BLOCK
+
+
+# -- what LMS costs the host -------------------------------------------------------------------------------------------
+
+
+def _host_costs(device: torch.device) -> dict[str, HostCost]:
+    """What LMS costs this host, by interposer. Of those that it does not have, the default, which says so."""
+    found = {}
+    for asked in (PYTHON, NATIVE):
+        with _asking_for(asked), _one_thread():
+            name = _interposer(device)
+            if name == asked:
+                found[name] = _host_cost(device)
+    missing = {name: replace(default_host_costs()[name], is_available=False) for name in INTERPOSERS}
+    return missing | found
+
+
+@contextmanager
+def _asking_for(interposer: str) -> Iterator[None]:
+    """Sessions begun inside are interposed so, if they can be."""
+    before = os.environ.get(_INTERPOSER)
+    os.environ[_INTERPOSER] = interposer
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_INTERPOSER]
+        else:
+            os.environ[_INTERPOSER] = before
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch's kernels have one thread: with more, this one waits for others at the end of each, and is kept busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _interposer(device: torch.device) -> str | None:
+    """How a session is interposed that is begun now: only the Python way is a dispatch mode. None: it is refused."""
+    from torch_lms.runtime.api import session
+
+    try:
+        with session(limit="1TB", device=device):
+            return PYTHON if torch._C._len_torch_dispatch_stack() else NATIVE
+    except LmsError:
+        return None
+
+
+def _host_cost(device: torch.device) -> HostCost:
+    """What sessions that are begun now add to a step on next to nothing, half of whose operations are on pages.
+
+    Without enough room the step is measured under some limits: what is the same under all is of the operations, what
+    grows by the actions is theirs.
+    """
+    from torch_lms.runtime.api import session
+
+    step = _small_step(device)
+    stock_s = _host_s(step, device)
+    with _Stopwatch(device) as stopwatch:
+        step()
+    ops = len(stopwatch.samples)
+    with session(limit="1TB", min_size=_SMALL_PAGE, device=device) as lms:
+        step = _small_step(device)
+        step()
+        lms.step()  # from here on a step is known, and found to fit
+        fits_s = _host_s(step, device)
+        demand = lms.stats().demand_bytes
+
+    actions, added_s = [], []
+    for limit in (demand - 1, *(int(share * demand) for share in _SHARES_OF_DEMAND)):
+        with session(limit=limit, min_size=_SMALL_PAGE, recompute=False, device=device) as lms:
+            step = _small_step(device)
+            for _ in range(_PAGED_STEPS):  # until plans are made, and followed
+                step()
+            lms.reset_stats()
+            added_s.append(_host_s(step, device) - stock_s)
+            stats = lms.stats()
+            # An eviction starts, ends and frees; a fetch starts and ends; a page with a copy below is only freed.
+            asked = 3 * stats.evictions + 2 * stats.fetches + stats.clean_drops
+            actions.append(asked / _PAGED_STEPS)
+    action_s, all_ops_s = np.polyfit(actions, added_s, 1)
+    return HostCost(
+        op_s=max(0.0, fits_s - stock_s) / ops,
+        short_op_s=max(0.0, float(all_ops_s)) / ops,
+        action_s=max(0.0, float(action_s)),
+        source=f"measured, torch {torch.__version__}",
+    )
+
+
+def _small_step(device: torch.device) -> Callable[[], None]:
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.ReLU()) for _ in range(30)]
+    return _training(nn.Sequential(*layers).to(device), torch.ones(64, 64, device=device))
+
+
+def _host_s(step: Callable[[], None], device: torch.device) -> float:
+    """The median seconds of the processor that this thread takes for ``step``, waits for a device not among them."""
+    found = []
+    with torch.autograd.set_multithreading_enabled(False):  # backward, too, is this thread's
+        for _ in range(_PAGED_STEPS):
+            _settle(device)
+            began_s = time.thread_time()
+            step()
+            found.append(time.thread_time() - began_s)
+    _settle(device)
+    return median(found)
 
 
 # -- operations ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,14 @@
-"""How long operations take on a processor: a roofline, the slower of arithmetic and memory. See docs/machines.md."""
+"""How long operations take on a processor: a roofline, the slower of arithmetic and memory. See docs/machines.md.
+
+A processor that computes in the host's memory launches its operations itself (``timed``). A device is asked for them
+by a host that runs ahead (``timed_on_device``); what that takes is the host's time (``sim.clocks``).
+"""
+
+from collections.abc import Callable
 
 from torch_lms.errors import UsageError
 from torch_lms.machine import Accelerator, Calibration
+from torch_lms.sim.clocks import KERNEL_S
 from torch_lms.trace import CONVOLUTIONS, Trace, Work
 
 _TENSOR_CORES = ("matrix", *CONVOLUTIONS)
@@ -9,11 +16,24 @@ _TENSOR_CORES = ("matrix", *CONVOLUTIONS)
 
 
 def timed(trace: Trace, accelerator: Accelerator, calibration: Calibration) -> Trace:
-    """The same step, with the seconds that its operations would take.
+    """The same step, with the seconds that its operations take where the processor launches them itself.
 
     Raises:
         UsageError: ``trace`` does not say what its operations have to do.
     """
+    return _with_seconds(trace, lambda work: seconds(work, accelerator, calibration))
+
+
+def timed_on_device(trace: Trace, accelerator: Accelerator, calibration: Calibration) -> Trace:
+    """The same step, with the seconds of its kernels alone.
+
+    Raises:
+        UsageError: ``trace`` does not say what its operations have to do.
+    """
+    return _with_seconds(trace, lambda work: seconds_on_device(work, accelerator, calibration))
+
+
+def _with_seconds(trace: Trace, seconds_of: Callable[[Work], float]) -> Trace:
     ops = []
     for op in trace.ops:
         if op.work is None:
@@ -21,21 +41,26 @@ def timed(trace: Trace, accelerator: Accelerator, calibration: Calibration) -> T
                 "expected a trace of torch_lms.trace_step, whose operations say what they have to do; got one that was "
                 "recorded while a step ran, whose times are those of its own machine"
             )
-        ops.append(op._replace(seconds=seconds(op.work, accelerator, calibration)))
+        ops.append(op._replace(seconds=seconds_of(op.work)))
     return Trace(trace.pages, tuple(ops))
 
 
 def seconds(work: Work, accelerator: Accelerator, calibration: Calibration) -> float:
-    """The seconds of one operation, and of the small ones up to the next.
+    """The seconds of one operation, and of the small ones up to the next. None takes less than it takes to launch."""
+    return _seconds(work, accelerator, calibration, least_s=accelerator.launch_s)
 
-    Where the program takes longer to launch a kernel than the processor to run it, that counts.
-    """
+
+def seconds_on_device(work: Work, accelerator: Accelerator, calibration: Calibration) -> float:
+    """The seconds of the kernels of one operation, and of the small ones up to the next."""
+    return _seconds(work, accelerator, calibration, least_s=KERNEL_S)
+
+
+def _seconds(work: Work, accelerator: Accelerator, calibration: Calibration, least_s: float) -> float:
     efficiency = calibration.efficiencies[work.kind]
     arithmetic_s = work.flops / (peak(work, accelerator) * efficiency.flops)
     memory_s = work.nbytes / (accelerator.memory_bytes_per_s * efficiency.memory)
-    operation_s = max(arithmetic_s, memory_s, accelerator.launch_s)
-    small_operations_s = (work.launches - 1) * accelerator.launch_s
-    return operation_s + small_operations_s
+    operation_s = max(arithmetic_s, memory_s, least_s)
+    return operation_s + (work.launches - 1) * least_s
 
 
 def peak(work: Work, accelerator: Accelerator) -> float:

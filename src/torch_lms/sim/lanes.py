@@ -48,27 +48,33 @@ class Lanes:
         self._speeds = speeds
         self._free_s = dict.fromkeys(Lane, 0.0)
 
-    def evict(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> None:
-        """A copy down to ``tier`` may begin now."""
+    def evict(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> float:
+        """A copy down to ``tier`` may begin now. Returns when the bytes are in host memory."""
         speeds = self._speeds
         if speeds.is_host_memory:
-            end_s = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.disk_write, now_s)
-        else:
-            end_s = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.d2h, now_s)
-            if tier is Tier.DISK:
-                end_s = self._occupy(Lane.DISK, "evict", page, nbytes, speeds.disk_write, end_s)
-        self.done_s[page] = end_s
+            self.done_s[page] = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.disk_write, now_s)
+            return now_s
+        in_host_s = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.d2h, now_s)
+        self.done_s[page] = in_host_s
+        if tier is Tier.DISK:
+            self.done_s[page] = self._occupy(Lane.DISK, "evict", page, nbytes, speeds.disk_write, in_host_s)
+        return in_host_s
 
-    def fetch(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> None:
-        """A copy up from ``tier`` may begin now."""
+    def fetch(self, page: PageId, nbytes: int, tier: Tier, now_s: float, read_from_s: float) -> float:
+        """A copy up from ``tier`` may begin now, and on the disk from ``read_from_s`` on.
+
+        Returns:
+            When the bytes are in host memory.
+        """
         speeds = self._speeds
         if speeds.is_host_memory:
-            end_s = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.disk_read, now_s)
-        else:
-            if tier is Tier.DISK:
-                now_s = self._occupy(Lane.DISK, "fetch", page, nbytes, speeds.disk_read, now_s)
-            end_s = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.h2d, now_s)
-        self.done_s[page] = end_s
+            in_host_s = self.done_s[page] = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.disk_read, now_s)
+            return in_host_s
+        in_host_s = now_s
+        if tier is Tier.DISK:
+            in_host_s = self._occupy(Lane.DISK, "fetch", page, nbytes, speeds.disk_read, read_from_s)
+        self.done_s[page] = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.h2d, max(now_s, in_host_s))
+        return in_host_s
 
     def landed(self, now_s: float) -> list[PageId]:
         """Pages whose copy has ended by now."""

@@ -10,9 +10,12 @@ from torch_lms.pager import Pager
 from torch_lms.policy import Plan, Planned, Policy
 from torch_lms.residency import PageId, Tier
 from torch_lms.sim.backend import LaneBackend
+from torch_lms.sim.clocks import HostWork
 from torch_lms.sim.lanes import LinkSpeeds
 from torch_lms.timeline import Timeline
 from torch_lms.trace import Trace
+
+_NO_WORK = HostWork()
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class SimulatedStep:
         stall_s: of these, waiting for transfers.
         copying_s: of these, lost to transfers that the program's own cores make.
         recompute_s: of these, recomputing pages.
+        host_wait_s: of these, the device had nothing to do, since the host was at work.
+        host_work_s: of the host's work.
         peak_bytes: most on the device at once, pages and workspaces.
         host_bytes, disk_bytes: most there.
         out_bytes, fetched_bytes: moved.
@@ -34,6 +39,8 @@ class SimulatedStep:
     stall_s: float
     copying_s: float
     recompute_s: float
+    host_wait_s: float
+    host_work_s: float
     peak_bytes: int
     host_bytes: int
     disk_bytes: int
@@ -61,6 +68,8 @@ class Simulator:
         is_blocking: whether whoever starts a transfer waits until it has ended, and moves nothing beside operations.
         keeps_copies: whether a page that was fetched and not written may leave again without a copy.
         grows: whether ``limit`` rises to whatever an operation needs beyond it.
+        host: what the host does, beside a device whose kernels take the seconds of ``trace``. By default it takes no
+            time.
     """
 
     def __init__(
@@ -75,12 +84,13 @@ class Simulator:
         is_blocking: bool = False,
         keeps_copies: bool = True,
         grows: bool = False,
+        host: HostWork = _NO_WORK,
     ) -> None:
         self._trace = trace
         self._keeps_copies = keeps_copies
         self._grows = grows
         self._plans = OnePlan(plan) if plan is not None and isinstance(policy, Planned) else None
-        self._backend = LaneBackend(trace, tiers, speeds, is_blocking)
+        self._backend = LaneBackend(trace, tiers, speeds, is_blocking, host)
         self._engine = Engine(self._backend, policy, limit, plans=self._plans)
         self._backend.pager = self._engine.pager
         self._new_ids = count()
@@ -121,6 +131,8 @@ class Simulator:
             stall_s=backend.stall_s,
             copying_s=backend.copying_s,
             recompute_s=backend.recompute_s,
+            host_wait_s=backend.clocks.host_wait_s,
+            host_work_s=backend.clocks.host_work_s,
             peak_bytes=backend.peak_bytes,
             host_bytes=backend.host_bytes,
             disk_bytes=backend.disk_bytes,
@@ -139,7 +151,7 @@ class Simulator:
         for number in op.creates:
             self._create(number)
         self._backend.note_peak(pager.book.ledger, op.work.workspace_bytes if op.work is not None else 0)
-        self._backend.now_s += op.seconds
+        self._backend.run(op)
         if self._grows and pager.room < 0:
             engine.set_soft_limit(pager.book.ledger.device)
         engine.op_ends(pages, written if self._keeps_copies else pages)

@@ -78,6 +78,11 @@ class TracedOp(NamedTuple):
     is_repeatable: bool = False
     work: Work | None = None
 
+    @property
+    def launches(self) -> int:
+        """Kernels that it launches, with those of the small operations up to the next; 1 if that is not known."""
+        return 1 if self.work is None else self.work.launches
+
 
 @dataclass(frozen=True)
 class Trace:
