@@ -18,6 +18,13 @@ from tests.upstream.outcome import Outcome
 ROOT = Path(__file__).parents[2]
 SETTING, REPEATED = "reactive-0-1", "planned-0-1-x4"
 
+
+@pytest.fixture(autouse=True)
+def _lms_is_a_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests below find out by that whether LMS is on."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", "python")
+
+
 TESTS = """
 import os, signal, time
 import torch

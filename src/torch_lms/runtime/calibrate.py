@@ -264,12 +264,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _interposer(device: torch.device) -> str | None:
-    """How a session is interposed that is begun now: only the Python way is a dispatch mode. None: it is refused."""
+    """How a session is interposed that is begun now. None: it is refused."""
     from torch_lms.runtime.api import session
 
     try:
-        with session(limit="1TB", device=device):
-            return PYTHON if torch._C._len_torch_dispatch_stack() else NATIVE
+        with session(limit="1TB", device=device) as lms:
+            return lms.stats().interposer
     except LmsError:
         return None
 
