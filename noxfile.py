@@ -13,6 +13,9 @@ CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """All minor versions that pyproject.toml allows."""
 
+NATIVE_TORCH = TORCH[2:]
+"""Those that have a dispatch key for the native interposer."""
+
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
@@ -55,6 +58,20 @@ def torch_versions(session: nox.Session, torch: str) -> None:
     session.install(f"torch=={torch}.*", "-e", ".[dev]")
     session.run("python", "-m", "tests.versions", *session.posargs)
     shutil.rmtree(session.virtualenv.location)
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """One wheel, in dist/, with the native interposer for each version of PyTorch that can have it. Needs g++.
+
+    Its shared objects link no CUDA: those that are built here with a build for the CPU are good for all.
+    """
+    for torch in NATIVE_TORCH:
+        install(session, f"torch=={torch}.*", "numpy")
+        session.run("python", "-m", "torch_lms.native.build", env={"PYTHONPATH": "src"})
+    session.install("build")
+    session.run("python", "-m", "build", "--wheel")
+    shutil.rmtree("src/torch_lms/native/lib")
 
 
 @nox.session

@@ -59,11 +59,11 @@ def overhead(where: Where, found: Found) -> None:
     found.figures = json.loads(target.read_text())
     for op in found.figures["ops"]:
         kind = "pages" if op["paged"] else "below min_size"
-        stock, added = op["stock_us"]["median"], op["added_us"]["median"]
+        stock, added = op["us"]["stock"]["median"], op["added_us"]["native"]["median"]
         found.row(f"{op['name']}, {kind}", f"{stock:.1f} us, LMS adds {added:.1f}")
     ratios = []
     for step in found.figures["steps"]:
-        ratios.append(step["lms_over_stock"]["median"])
+        ratios.append(step["over_stock"]["native"]["median"])
         found.row(step["name"], f"{step['stock_s']['median']:.3g} s, with LMS {ratios[-1]:.3f} times that")
     found.summary = f"steps take {min(ratios):.2f} to {max(ratios):.2f} times as long while everything fits"
 

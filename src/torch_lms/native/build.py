@@ -33,6 +33,12 @@ def cached_file() -> Path:
     return _cache() / f"{MODULE}-torch{torch.__version__}-{_fingerprint()}{_suffix()}"
 
 
+def shipped_file() -> Path:
+    """Where a wheel has the extension for the minor version of this PyTorch."""
+    minor = ".".join(torch.__version__.split(".")[:2])
+    return Path(__file__).with_name("lib") / f"{MODULE}-torch{minor}{_suffix()}"
+
+
 def build(target: Path) -> None:
     """Build the extension as ``target``. Of two processes, the second waits for the first, and uses what it built.
 
@@ -122,3 +128,7 @@ def _fingerprint() -> str:
 
 def _suffix() -> str:
     return str(sysconfig.get_config_var("EXT_SUFFIX"))
+
+
+if __name__ == "__main__":  # for a wheel: ``nox -s wheels``
+    build(shipped_file())

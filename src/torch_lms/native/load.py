@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import os
 import sys
-import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from torch_lms.errors import UsageError
-from torch_lms.native.build import MODULE, CannotBuild, build, cached_file
+from torch_lms.native.build import MODULE, CannotBuild, build, cached_file, shipped_file
 from torch_lms.native.module import Native
 
 WAYS = ("auto", "native", "python")
@@ -112,9 +112,10 @@ def _torch_version() -> tuple[int, ...]:
 
 
 def _from_file(builds: bool) -> tuple[Native, str]:
-    shipped = _shipped_file()
+    shipped = shipped_file()
     if shipped.exists():
-        return _imported(shipped), "it came with the package"
+        with suppress(CannotBuild):  # made for another build of this version: one is built here, if that can be
+            return _imported(shipped), "it came with the package"
     cached = cached_file()
     where = f"it was built for this PyTorch: {cached}"
     if cached.exists():
@@ -129,13 +130,6 @@ def _from_file(builds: bool) -> tuple[Native, str]:
     print(f"torch-lms: building its native part for PyTorch {torch.__version__}, once ...", file=sys.stderr)
     build(cached)
     return _imported(cached), where
-
-
-def _shipped_file() -> Path:
-    """What a wheel brings for this minor version."""
-    minor = ".".join(torch.__version__.split(".")[:2])
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return Path(__file__).with_name("lib") / f"{MODULE}-torch{minor}{suffix}"
 
 
 def _imported(file: Path) -> Native:
