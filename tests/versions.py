@@ -26,6 +26,7 @@ INSIDE_PYTORCH = (
     "tests/cpu/test_features_autograd.py",
     "tests/cpu/test_features_training.py",
     "tests/cpu/test_found_by_pytorch.py",
+    "tests/cpu/test_native.py",
     "tests/cpu/test_raw_access.py",
     "tests/cpu/test_schema.py",
     "tests/cpu/test_sizes.py",

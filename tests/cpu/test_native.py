@@ -283,3 +283,30 @@ def test_ten_thousand_steps_leave_nothing_behind() -> None:
     assert resident[-1] - resident[0] < 4 << 20
     assert len(set(descriptors)) == 1
     assert len(set(pages)) == 1
+
+
+@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+def test_pages_whose_size_the_program_changes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By operations, while everything fits: born in the session, or older."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    older = torch.ones(1000)
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu") as lms:
+        (older + 1).sum()
+        for tensor in (older, torch.ones(1000) * 1):
+            tensor.resize_(5000).fill_(2)
+            lms.validate()
+            assert lms.stats().resident_bytes >= 20_000
+            assert tensor.sum().item() == 10_000
+        freed = torch.ones(1000) * 3
+        freed.untyped_storage().resize_(0)
+        lms.validate()
+        freed.untyped_storage().resize_(4000)
+        freed.copy_(torch.arange(1000.0))
+        torch_lms.reclaim()
+        lms.validate()
+        assert freed.sum().item() == 499_500
+        resized = torch.ones(1000) * 3
+        torch.add(torch.ones(3000), 1, out=resized.resize_(0))
+        lms.validate()
+        torch_lms.reclaim()
+        assert resized.sum().item() == 6000

@@ -71,6 +71,15 @@ class NativeFastPath(FastPath):
         with self._lock:
             self.close()
 
+    def resized(self, pages: list[PageId]) -> None:
+        """The program gave the storages of ``pages`` another size, by an operation of the interposer's."""
+        with self._lock:
+            self._reap()  # else those that were born here have no entry
+            for page in pages:
+                entry = self._table.registry.get(page)
+                if entry is not None:
+                    self._notice_size(entry)
+
     def ended_pinned(self, wrote: bool) -> None:
         """An operation of the interposer's ended on the calling thread, which was pinned meanwhile."""
         with self._lock:
@@ -80,25 +89,18 @@ class NativeFastPath(FastPath):
 class Callbacks:
     """What the native interposer calls."""
 
-    def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath, table: NativePageTable) -> None:
+    def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath) -> None:
         self._owner = owner
-        self._table = table
         self.describe = passage_of
         self.run = mode.run
         self.room_is_short = fast_path.room_is_short
+        self.resized = fast_path.resized
         self.ended_pinned = fast_path.ended_pinned
         self.is_out_of_memory = owner.is_out_of_memory
 
     def born(self, tensor: torch.Tensor) -> None:
         """An operation made ``tensor``, whose storage may have to become a page."""
         self._owner.entries_of((tensor,), is_new=True)
-
-    def resized(self, pages: list[PageId]) -> None:
-        """The program gave the storages of ``pages`` another size."""
-        for page in pages:
-            entry = self._table.registry.get(page)
-            if entry is not None:
-                self._owner.resized(entry)
 
 
 class NativeInterposer(Interposer):
@@ -112,7 +114,7 @@ class NativeInterposer(Interposer):
         self._native = native
         self._owner = owner
         self._table = table
-        self._callbacks = Callbacks(owner, mode, fast_path, table)
+        self._callbacks = Callbacks(owner, mode, fast_path)
 
     def begin(self) -> None:
         unobserved.exclude = self._native.exclude

@@ -101,6 +101,9 @@ class NativePageTable(PageTable):
     def reap(self) -> None:
         self.count_dead()
         for page, storage, stream in self._native.take_young():
+            if not storage_nbytes(storage):  # freed by hand since: a new page if it is filled again
+                self._native.drop(page)
+                continue
             entry = self.registry.get(page) or self.registry.enter(page, storage)
             if self.home(entry).executor.has_streams:
                 self.home(entry).executor.born(entry, stream)
