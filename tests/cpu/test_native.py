@@ -227,6 +227,16 @@ def test_no_mode_is_there() -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("limit", [0, 1 << 30])
+def test_conjugated_tensors_inside_of_kernels(limit: int) -> None:
+    """Under any mode this gives another number, since PyTorch does not conjugate there."""
+    x = torch.randn(5, 5, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    expected = torch.linalg.pinv(x)
+    with torch_lms.session(limit=limit, min_size=1, device="cpu"):
+        assert torch.equal(torch.linalg.pinv(x), expected)
+
+
+@needs_native
 def test_an_operation_that_fits_is_not_told_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch_lms.session(limit="1GB", min_size=1, device="cpu"):
         x = torch.ones(1000) + 1

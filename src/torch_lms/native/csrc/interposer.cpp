@@ -80,6 +80,8 @@ void Interposer::claim(const std::string& key) {
   below_ = c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, wanted);
   using Keys = c10::DispatchKeySet;
   above_ = Keys(Keys::FULL) ^ (Keys(Keys::FULL_AFTER, c10::DispatchKey::Python) | Keys(c10::DispatchKey::Python));
+  // Kernels that are made of other operators count on these, where a tensor is to be read as conjugated or negated.
+  above_ = above_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   key_ = wanted;
   static const int forks = pthread_atfork(
       [] { interposer().lock.lock(); }, [] { interposer().lock.unlock(); }, [] { interposer().lock.unlock(); });

@@ -136,7 +136,7 @@ class Interposer {
 
   c10::DispatchKey key_ = c10::DispatchKey::Undefined;
   c10::DispatchKeySet below_;
-  c10::DispatchKeySet above_;  // all that comes before PyTorch's dispatch modes
+  c10::DispatchKeySet above_;  // what has had its turn before PyTorch's dispatch modes
   std::shared_ptr<Owner> owner_;
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
   std::vector<std::shared_ptr<Running>> runs_;
