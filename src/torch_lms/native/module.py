@@ -53,8 +53,8 @@ class Native(Protocol):
     def add(self, storage: torch.UntypedStorage, is_young: bool) -> PageId:
         """It becomes a page."""
 
-    def name(self, page: PageId) -> None:
-        """Python knows of the page, though it may still be young: its death is told."""
+    def name(self, page: PageId) -> int:
+        """Python knows of the page, though it may still be young: its death is told. The stream of its memory."""
 
     def drop(self, page: PageId) -> None:
         """It is none any more."""

@@ -20,11 +20,18 @@ class NativeRegistry(Registry):
     Args:
         native: the interposer.
         engine_of: the engine of the device of a storage.
+        born: told of a young page that Python hears of, and of the stream of its memory.
     """
 
-    def __init__(self, native: Native, engine_of: Callable[[torch.UntypedStorage], Engine]) -> None:
+    def __init__(
+        self,
+        native: Native,
+        engine_of: Callable[[torch.UntypedStorage], Engine],
+        born: Callable[[Entry, int], None],
+    ) -> None:
         super().__init__()
         self._native = native
+        self._born = born
         self._engine_of = engine_of
         self._by_number: dict[PageId, Entry] = {}
 
@@ -47,8 +54,9 @@ class NativeRegistry(Registry):
             return None
         entry = self._by_number.get(page)
         if entry is None:  # born on the fast path: nobody has asked for it yet
-            self._native.name(page)
+            stream = self._native.name(page)
             entry = self.enter(page, storage)
+            self._born(entry, stream)
         return entry
 
     def add(self, storage: torch.UntypedStorage, engine: Engine | None, is_young: bool = False) -> Entry:
@@ -90,7 +98,13 @@ class NativePageTable(PageTable):
         super().__init__(kind, lock, new_backend)
 
     def _new_registry(self) -> NativeRegistry:
-        return NativeRegistry(self._native, lambda storage: self.backend_of(storage.device).engine)
+        return NativeRegistry(self._native, lambda storage: self.backend_of(storage.device).engine, self._born)
+
+    def _born(self, entry: Entry, stream: int) -> None:
+        """``entry`` was born on the fast path, its memory for ``stream``: whatever stream is the current one now."""
+        executor = self.home(entry).executor
+        if executor.has_streams:
+            executor.born(entry, stream)
 
     def add_young(self, storage: torch.UntypedStorage) -> Entry:
         entry = self.registry.add(storage, None, is_young=True)
@@ -105,8 +119,7 @@ class NativePageTable(PageTable):
                 self._native.drop(page)
                 continue
             entry = self.registry.get(page) or self.registry.enter(page, storage)
-            if self.home(entry).executor.has_streams:
-                self.home(entry).executor.born(entry, stream)
+            self._born(entry, stream)
             self.home(entry).add(entry, why_unpageable(storage, is_owned=False))
         for backend in self.backends:
             peak_bytes = self._native.take_peak(index_of(backend.device))

@@ -322,10 +322,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("find", &find);
   module.def("add", &add);
   module.def("name", [](PageId id) {
-    locked([&](Interposer& all) {
-      if (Page* page = all.pages.find(id)) {
-        page->is_named = true;
+    return locked([&](Interposer& all) {
+      Page* page = all.pages.find(id);
+      if (page == nullptr) {
+        return StreamId{0};
       }
+      page->is_named = true;
+      return page->streams.empty() ? StreamId{0} : page->streams.front();
     });
   });
   module.def("use_on", [](PageId id, StreamId stream) {
