@@ -4,6 +4,7 @@ Only pip needs a network. What follows ``--`` is handed on: ``nox -s tests -- -k
 """
 
 import shutil
+from pathlib import Path
 
 import nox
 
@@ -71,7 +72,7 @@ def wheels(session: nox.Session) -> None:
         session.run("python", "-m", "torch_lms.native.build", env={"PYTHONPATH": "src"})
     session.install("build")
     session.run("python", "-m", "build", "--wheel")
-    shutil.rmtree("src/torch_lms/native/lib")
+    shutil.rmtree(Path("src", "torch_lms", "native", "lib"))
 
 
 @nox.session
