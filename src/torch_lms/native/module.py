@@ -26,9 +26,6 @@ class Native(Protocol):
     def include(self, is_included: bool) -> None:
         """Whether the operations of the calling thread are seen."""
 
-    def is_included(self) -> bool:
-        """Whether they are."""
-
     def exclude(self, is_excluded: bool) -> bool:
         """Whether they are not, for the moment. Returns what was."""
 

@@ -127,8 +127,10 @@ class NativePageTable(PageTable):
 
     def count_dead(self) -> None:
         for entry in self.registry.dead():
-            self.remove(entry)
-            self.home(entry).executor.forget(entry)
+            if entry.page in entry.engine.pager.book:
+                self.remove(entry)
+            else:  # young: no engine has heard of it
+                self.home(entry).executor.forget(entry)
 
     def is_roomy(self, engine: Engine) -> bool:
         live_bytes = self._native.live_bytes(index_of(self._by_engine[engine].device))

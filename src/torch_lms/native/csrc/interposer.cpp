@@ -1,7 +1,6 @@
 #include "interposer.h"
 
 #include <ATen/core/List.h>
-#include <ATen/ThreadLocalState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -112,10 +111,6 @@ void Interposer::stop() {
 
 void Interposer::include(bool is_included) {
   c10::impl::tls_set_dispatch_key_included(key_, is_included);
-}
-
-bool Interposer::is_included() const {
-  return c10::impl::tls_is_dispatch_key_included(key_);
 }
 
 bool Interposer::exclude(bool is_excluded) {

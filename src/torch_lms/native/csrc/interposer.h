@@ -104,7 +104,6 @@ class Interposer {
 
   // On the calling thread: whether its operations come here, and whether they do for the moment.
   void include(bool is_included);
-  bool is_included() const;
   bool exclude(bool is_excluded);  // returns what was
 
   void open(const std::vector<std::pair<int, int64_t>>& limits);

@@ -310,7 +310,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("start", &start);
   module.def("stop", [] { interposer().stop(); });
   module.def("include", [](bool is_included) { interposer().include(is_included); });
-  module.def("is_included", [] { return interposer().is_included(); });
   module.def("exclude", [](bool is_excluded) { return interposer().exclude(is_excluded); });
   module.def("open", [](const std::vector<std::pair<int, int64_t>>& limits) { interposer().open(limits); });
   module.def("close", [] { return interposer().close(); });
