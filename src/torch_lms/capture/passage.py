@@ -1,7 +1,7 @@
 """How an operator passes through the native interposer, told at its first sight."""
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_lms.capture.schema import OpInfo, describe, is_composite
 
@@ -22,12 +22,31 @@ class Passage(IntEnum):
     """The dispatch mode has it."""
 
 
-def passage_of(func: Any) -> tuple[Passage, bool, bool, bool]:
-    """How ``func`` passes; whether it writes; whether its result is empty memory; whether it may run again after memory
-    ran out.
+class Described(NamedTuple):
+    """What the native interposer must know of an operator.
+
+    Attributes:
+        passage: how it passes.
+        name: as plans have it.
+        writes: positions of the arguments that it writes.
+        is_empty: its result is memory as it came, and C++ may fill it unseen.
+        is_seeded: it draws random numbers.
+        takes_lists: of tensors, and treats each index by itself.
     """
+
+    passage: Passage
+    name: str
+    writes: list[int]
+    is_empty: bool
+    is_seeded: bool
+    takes_lists: bool
+
+
+def described(func: Any) -> Described:
+    """What the native interposer must know of ``func``."""
     info = describe(func)
-    return _passage(func, info), bool(info.writes), info.empty, not (info.writes or info.seeded)
+    writes = [position for position, _ in info.writes]
+    return Described(_passage(func, info), info.name, writes, info.empty, info.seeded, bool(info.list_args))
 
 
 def _passage(func: Any, info: OpInfo) -> Passage:

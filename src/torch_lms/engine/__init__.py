@@ -4,13 +4,14 @@ from torch_lms.engine.backend import Backend, Mark, Spent
 from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Operation, drive
 from torch_lms.engine.plan_cache import EndedStep, Kind, OnePlan, PlanCache, Plans
 from torch_lms.engine.planning import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce, Speeds
-from torch_lms.engine.step_record import StepRecord
+from torch_lms.engine.step_record import Journal, StepRecord
 
 __all__ = [
     "REFRESH_EVERY_S",
     "Backend",
     "EndedStep",
     "Engine",
+    "Journal",
     "Kind",
     "MadePlan",
     "MakePlan",

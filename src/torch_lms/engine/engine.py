@@ -10,9 +10,9 @@ from typing import Protocol, cast
 from torch_lms.engine.backend import Backend, Mark
 from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
-from torch_lms.engine.step_record import StepRecord
+from torch_lms.engine.step_record import Journal, StepRecord
 from torch_lms.pager import Action, Pager
-from torch_lms.policy import PlanCursor, Planned, Policy
+from torch_lms.policy import Passed, PlanCursor, Planned, Policy
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Link, Timeline
 from torch_lms.trace import Living, Trace
@@ -234,6 +234,24 @@ class Engine:
         actions = self.pager.op_ends(pages, written)
         if actions:
             self._perform(actions)
+
+    @property
+    def cursor_to_follow(self) -> PlanCursor | None:
+        """Where the step is in its plan, if operations may pass from here on for which the plan has nothing to do."""
+        if self.record is None or self._ran_out_at or len(self._cursors) != 1:
+            return None
+        cursor = self._cursors[0]
+        return None if cursor.position < 0 or cursor.to_drop else cursor
+
+    def passed(self, passed: Passed, journal: Journal) -> None:
+        """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them."""
+        cursor, ledger = self._cursors[0], self.pager.book.ledger
+        if self.record is not None:
+            self.record.passed(cursor.plan.trace.ops, passed.ops, journal, ledger.host, ledger.disk)
+        cursor.passed(passed)
+        self._tell(self.pager.passed(passed))
+        if self.record is not None and self.record.op_count > _MAX_OPS:
+            self._stop_recording()
 
     @property
     def position_to_repeat(self) -> int:

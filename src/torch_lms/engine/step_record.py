@@ -1,15 +1,25 @@
 """What happened in one step: written as it happens, read when somebody asks for a trace or a timeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch_lms.policy import PlanCursor
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Level, Span, Timeline
-from torch_lms.trace import Living, Recorder, Trace
+from torch_lms.trace import Living, Recorder, Trace, TracedOp
 
-_BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT = range(8)
+_BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT, _PASSED = range(9)
+
+
+class Journal(Protocol):
+    """What happened while operations followed a plan, and Python was not asked."""
+
+    def events(self) -> list[tuple[int, int, int, float]]:
+        """Each event: one of ``_JOURNALED``; which page, or which position in the plan; bytes; when, in seconds."""
+
+
+_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED = _JOURNALED = range(6)
 
 
 @dataclass(slots=True)
@@ -90,6 +100,11 @@ class StepRecord:
         """The operation ended; it wrote ``written``."""
         self._append((_ENDS, written))
 
+    def passed(self, ops: Sequence[TracedOp], count: int, journal: Journal, host: int, disk: int) -> None:
+        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile."""
+        self.op_count += count
+        self._append((_PASSED, ops, journal, host, disk))
+
     def created(self, page: PageId, nbytes: int, unpageable: str) -> None:
         """The operation that runs, or ran last, created a page."""
         self._append((_CREATED, page, nbytes, unpageable))
@@ -144,7 +159,7 @@ class StepRecord:
         spans: list[Span] = []
         levels: list[Level] = []
         running = _Running()
-        for kind, *what in self._events:
+        for kind, *what in self._all_events():
             if kind == _READY:
                 name, start, *nbytes = what
                 running = _Running(name, seconds(start))
@@ -165,7 +180,7 @@ class StepRecord:
 
     def retrace(self, cursor: PlanCursor) -> None:
         """Tell ``cursor`` all that happened in the step so far, until it diverges."""
-        for kind, *what in self._events:
+        for kind, *what in self._all_events():
             if kind == _BEGINS:
                 cursor.op_begins(what[0], what[1])
             elif kind == _CREATED:
@@ -174,6 +189,14 @@ class StepRecord:
                 cursor.died(what[0])
             if cursor.has_diverged:
                 return
+
+    def _all_events(self) -> Iterator[tuple[Any, ...]]:
+        """Also those of the journals."""
+        for event in self._events:
+            if event[0] == _PASSED:
+                yield from _told(*event[1:])
+            else:
+                yield event
 
     def _recorder(self) -> Recorder:
         """The step as the trace's recorder knows it, replayed once."""
@@ -188,7 +211,7 @@ class StepRecord:
 
     def _replayed(self, before: Recorder | None) -> Recorder:
         recorder = Recorder(self.living, before)
-        for kind, *what in self._events:
+        for kind, *what in self._all_events():
             if kind == _BEGINS:
                 name, pages, new_bytes, is_repeatable, now = what
                 recorder.begins(name, pages, new_bytes, now, is_repeatable)
@@ -202,3 +225,33 @@ class StepRecord:
                 recorder.paused(*what)
         recorder.finish(self._end)
         return recorder
+
+
+def _told(
+    ops: Sequence[TracedOp], journal: Journal, host: int, disk: int
+) -> Iterator[tuple[Any, ...]]:
+    """The events of a journal, as Python would have noted them."""
+    began: tuple[int, int, float] | None = None
+    used: list[PageId] = []
+    wrote: list[PageId] = []
+    for kind, which, nbytes, at in journal.events():
+        if kind == _OP_USED:
+            used.append(which)
+            continue
+        if began is not None:  # its pages are known now
+            position, resident, began_s = began
+            op = ops[position]
+            yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, began_s
+            yield _READY, op.name, began_s, resident, host, disk
+            began = None
+        if kind == _OP_BEGAN:
+            began, used, wrote = (which, nbytes, at), [], []
+        elif kind == _OP_CREATED:
+            yield _CREATED, which, nbytes, ""
+        elif kind == _OP_WROTE:
+            wrote.append(which)
+        elif kind == _OP_ENDED:
+            yield _ENDS, tuple(wrote)
+            wrote = []
+        else:
+            yield _DIED, which

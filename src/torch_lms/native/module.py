@@ -35,6 +35,44 @@ class Native(Protocol):
     def close(self) -> list[tuple[int, list[PageId]]]:
         """Close it. The pages of the operations that are on it now, by the identity of their threads."""
 
+    def StepPlan(self, ops: list[Any], nbytes: list[int]) -> Any:
+        """A plan as far as it is followed here.
+
+        Args:
+            ops: name, pages, creates, those that die after it, new bytes, whether Python has it.
+            nbytes: of its pages.
+        """
+
+    def follow(
+        self,
+        plan: Any,
+        is_new: bool,
+        position: int,
+        device: int,
+        sizes: tuple[int, int, int, int, int],
+        states: list[tuple[PageId, bool, bool, bool]],
+        bound: list[tuple[PageId, int]],
+    ) -> None:
+        """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
+
+        Args:
+            plan: a ``StepPlan``.
+            is_new: its numbers have not been given to pages before, in this step.
+            position: of the last operation.
+            device: its index.
+            sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
+                device; room with which a page is to be fetched at once, 0 for none.
+            states: pages of which something has changed: whether their bytes are on the device, whether they may be used
+                at once, whether others are recomputed from them.
+            bound: pages and their numbers in the plan, as far as that is news.
+        """
+
+    def take_over(self) -> tuple[Any, ...]:
+        """From here on none does. What passed: a journal, then the fields of ``policy.Passed`` (births with their
+        storages and the streams of their memory; deaths also of pages that Python has not heard of), and the pages of
+        operations that run now, by the identity of their threads.
+        """
+
     def ask_python(self, always: bool) -> None:
         """Whether the mode has every operation."""
 

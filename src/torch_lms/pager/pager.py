@@ -6,7 +6,7 @@ from torch_lms.pager.actions import Action, Actions, Discard
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.eviction import Eviction
 from torch_lms.pager.transfers import Attempt, Transfers
-from torch_lms.policy import Policy, Prefetch, Recipe, View, inputs_first
+from torch_lms.policy import Passed, Policy, Prefetch, Recipe, View, inputs_first
 from torch_lms.residency import UNDER_WAY, Book, Page, PageId, State, Tier, Trigger
 
 
@@ -104,6 +104,31 @@ class Pager:
             # Its storage died before its copy began, or the backend would have held it: there is nothing to wait for.
             return self._die_after_copy(page)
         return self._die(page)
+
+    def passed(self, passed: Passed) -> Iterable[Action]:
+        """Operations followed the plan, and nothing had to be decided for them."""
+        book, tick = self.book, self.view.tick
+        self.view.tick += passed.ops
+        self.counters.room_from_free += passed.ops
+        died = [book[page_id] for page_id in passed.deaths]
+        actions: list[Action] = []
+        for page in died:
+            if page.state not in UNDER_WAY:
+                actions += self._die(page)
+        for birth in passed.births:
+            book.add(birth.page, birth.nbytes, birth.unpageable, tick)
+        stale = book.touch(passed.uses, tick)
+        book.ledger.note_peaks(passed.peak_live, passed.peak_device)
+        under_way = [page for page in died if page.state in UNDER_WAY]
+        if not (actions or stale or under_way):
+            return ()
+        return self._clear_up(actions, stale, under_way)
+
+    def _clear_up(self, actions: list[Action], stale: list[tuple[PageId, Tier]], under_way: list[Page]) -> Actions:
+        yield from actions
+        yield from self._transfers.discard(stale)
+        for page in under_way:
+            yield from self._die_after_copy(page)
 
     def transfers_done(self, pages: Iterable[PageId]) -> Actions:
         """The copies of ``pages`` that were in flight have ended."""

@@ -8,10 +8,15 @@ from torch_lms.residency import Book, PageId, State
 
 
 class Recipes(dict[PageId, Recipe]):
-    """One recipe for each dropped page. Everybody else looks here: nobody keeps one of their own."""
+    """One recipe for each dropped page. Everybody else looks here: nobody keeps one of their own.
+
+    Attributes:
+        moved: pages that have dependents now and had none, or the other way round, until somebody empties it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.moved: set[PageId] = set()
         self._dependents: dict[PageId, dict[PageId, None]] = {}
 
     def add(self, recipe: Recipe) -> None:
@@ -19,6 +24,7 @@ class Recipes(dict[PageId, Recipe]):
         self[recipe.page] = recipe
         for page in recipe.inputs:
             self._dependents.setdefault(page, {})[recipe.page] = None
+            self.moved.add(page)
 
     def remove(self, page: PageId) -> None:
         """``page`` was recomputed, or died."""
@@ -27,6 +33,11 @@ class Recipes(dict[PageId, Recipe]):
             del dependents[page]
             if not dependents:
                 del self._dependents[input_page]
+                self.moved.add(input_page)
+
+    def is_input(self, page: PageId) -> bool:
+        """Whether a dropped page needs ``page`` as it is now."""
+        return page in self._dependents
 
     def dependents(self, pages: Iterable[PageId]) -> list[PageId]:
         """The dropped pages for which one of ``pages`` is needed as it is now."""

@@ -71,6 +71,12 @@ class Plan:
         warn_of_old_name(self, "remade", "recomputations")
         return self.recomputations
 
+    def needs_decision(self, position: int) -> bool:
+        """Whether the operation at ``position`` is more than to be run: pages move when it begins, or it is captured."""
+        moved_before = position > 0 and (self.evicts[position - 1] or position - 1 in self.dropped_after)
+        moves = self.fetches[position] or position in self.recomputed_before
+        return bool(moved_before or moves) or position in self.repeated_ops
+
     @cached_property
     def repeated_ops(self) -> frozenset[int]:
         """The operations that recomputations run again."""

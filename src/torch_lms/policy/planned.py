@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch_lms.policy.base import Policy, Prefetch, Recipe, View
+from torch_lms.policy.passed import Passed
 from torch_lms.policy.plan import Plan
 from torch_lms.policy.reactive import Reactive
 from torch_lms.residency import Page, PageId
@@ -43,6 +44,7 @@ class PlanCursor:
         self._numbers: dict[PageId, int] = {}
         self._ids: dict[int, PageId] = {}
         self._nbytes = dict(living)
+        self._newly_bound: list[tuple[PageId, int]] = []
         for page, number in plan.known.items():
             if living.get(page) == plan.trace.pages[number].nbytes:
                 self._bind(page, number)
@@ -85,6 +87,28 @@ class PlanCursor:
             return
         self._bind(page, creates[self._created])
         self._created += 1
+
+    def passed(self, passed: Passed) -> None:
+        """Move on by operations that were the plan's, and for which it had nothing to do."""
+        if passed.ops:
+            self.position = passed.position
+            self._created = passed.created
+        for page, number in passed.bound:
+            self._bind(page, number)
+        for birth in passed.births:
+            self._nbytes[birth.page] = birth.nbytes
+            self._bind(birth.page, birth.number)
+        self._newly_bound.clear()
+        for page, _, _ in passed.uses:
+            self._forget((page,))
+            self.recipes.pop(page, None)
+        for page in passed.deaths:
+            self.died(page)
+
+    def take_newly_bound(self) -> list[tuple[PageId, int]]:
+        """Pages and their numbers in the plan, those that were bound since this was last asked."""
+        bound, self._newly_bound = self._newly_bound, []
+        return bound
 
     def died(self, page: PageId) -> None:
         """Forget ``page``: its storage is gone."""
@@ -150,6 +174,7 @@ class PlanCursor:
     def _bind(self, page: PageId, number: int) -> None:
         self._numbers[page] = number
         self._ids[number] = page
+        self._newly_bound.append((page, number))
         if self.position < 0 and number in self.plan.away:
             self.due[page] = self.to_evict[page] = None
 

@@ -35,10 +35,10 @@ class Ledger:
         if self.live > self.peak_live:
             self.peak_live = self.live
 
-    def note_peak(self, nbytes: int) -> None:
-        """So much there was at once, all of it on the device, while nobody counted here."""
-        self.peak_device = max(self.peak_device, nbytes)
-        self.peak_live = max(self.peak_live, nbytes)
+    def note_peaks(self, live: int, device: int) -> None:
+        """So much was alive at once, and on the device, while nobody counted here."""
+        self.peak_live = max(self.peak_live, live)
+        self.peak_device = max(self.peak_device, device)
 
     def remove(self, nbytes: int) -> None:
         """Undo ``add``; the peaks stay."""
@@ -56,6 +56,7 @@ class Book:
         ledger: bytes by place.
         clean, evicting, dirty: the candidates by state, the oldest first (dirty ones are ``resident``).
         fetching: pages whose fetch has started and not finished.
+        moved: living pages whose state changed, until somebody empties it.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class Book:
         self.evicting: dict[PageId, Page] = {}
         self.dirty: dict[PageId, Page] = {}
         self.fetching: dict[PageId, Page] = {}
+        self.moved: set[PageId] = set()
         self._candidates = {State.CLEAN: self.clean, State.EVICTING: self.evicting, State.RESIDENT: self.dirty}
         self._pages: dict[PageId, Page] = {}
 
@@ -112,6 +114,7 @@ class Book:
         self._count(page, before, state)
         page.remember(trigger.value)
         page.state = state
+        self.moved.add(page.id)
         if state not in IN_LOWER_TIER:
             page.tier = None
         if before in self._candidates:
@@ -122,6 +125,7 @@ class Book:
             self.fetching[page.id] = page
         elif state is State.DEAD:
             del self._pages[page.id]
+            self.moved.discard(page.id)
         elif state in self._candidates and not page.pins and not page.unpageable:
             self._candidates[state][page.id] = page
 
@@ -191,6 +195,22 @@ class Book:
                 assert page.tier is not None
                 stale.append((page_id, page.tier))
                 self.apply(page, Trigger.WRITE)
+        return stale
+
+    def touch(self, uses: Iterable[tuple[PageId, int, int]], tick: int) -> list[tuple[PageId, Tier]]:
+        """Pages were used, and written so often: at so many ticks after ``tick``, the one used last at the end. The lower
+        copies, of these pages, that are worth nothing now.
+        """
+        stale = []
+        for page_id, later, writes in uses:
+            page = self._pages[page_id]
+            page.last_use = tick + later
+            if writes:
+                stale += self.write((page_id,))
+                page.writes += writes - 1
+            if self.is_candidate(page):
+                self.withdraw(page)
+                self.offer(page)
         return stale
 
     # -- candidates --------------------------------------------------------------------------------------------------

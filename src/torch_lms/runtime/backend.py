@@ -9,7 +9,7 @@ import torch
 from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.unobserved import Undispatched
-from torch_lms.engine import Engine, Mark, PlanCache, Spent
+from torch_lms.engine import Engine, Journal, Mark, PlanCache, Spent
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
     Action,
@@ -22,7 +22,7 @@ from torch_lms.pager import (
     StartEvict,
     StartFetch,
 )
-from torch_lms.policy import Planned
+from torch_lms.policy import Passed, Planned
 from torch_lms.residency import PageId
 from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
@@ -90,6 +90,15 @@ class DeviceBackend:
         self.executor.forget(entry)
         self._recomputer.forget(entry.page)
         del self._entries[entry.page]
+
+    def passed(self, passed: Passed, journal: Journal, born: list[Entry]) -> None:
+        """Operations followed the plan, and nothing had to be decided for them. ``born``: the entries of the births."""
+        for entry in born:
+            self._entries[entry.page] = entry
+        self.engine.passed(passed, journal)
+        for page in passed.deaths:
+            self.executor.forget(self._entries.pop(page))
+            self._recomputer.forget(page)
 
     def resize(self, entry: Entry) -> None:
         """The program gave the storage of ``entry`` another size, and with it other memory."""

@@ -87,8 +87,12 @@ class FastPath:
         running = self._has_closed()
         for backend in self._table.backends:
             backend.executor.forget_marks()
+        self._pin([*running, *list(self._on_it.items())])
+
+    def _pin(self, running: list[tuple[int, list[Entry]]]) -> None:
+        """Pin the pages of operations that run now, by their threads."""
         to_pin: dict[Engine, tuple[PageId, ...]] = {}
-        for thread, entries in (*running, *list(self._on_it.items())):
+        for thread, entries in running:
             for backend, its in self._table.group(entries):
                 engine = backend.engine
                 pages = tuple({page for page in pages_of(its) if page in engine.pager.book})
@@ -101,6 +105,12 @@ class FastPath:
         """Pages may occupy more or less than when it was opened: the next birth closes it, if it must be."""
         if self.is_open:
             self._has_opened()
+
+    def hand_over(self) -> None:
+        """An operation ended: those to come may pass unseen until the plan that the step follows has something to do."""
+
+    def take_over(self) -> None:
+        """Hear of the operations that passed unseen; from now on none does."""
 
     def abandon(self) -> None:
         """The session is over, or this is a forked child: it is closed, and nobody is on it."""

@@ -10,14 +10,22 @@ import torch
 from torch_lms.capture import unobserved
 from torch_lms.capture.mode import FILLED_UNSEEN, LmsMode
 from torch_lms.capture.page_owner import PageOwner
-from torch_lms.capture.passage import passage_of
+from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
+from torch_lms.capture.split import RUNS
 from torch_lms.native import Native, PageId
+from torch_lms.pager import Pager
+from torch_lms.policy import Passed, Plan, PlanCursor
+from torch_lms.residency import State
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath
 from torch_lms.runtime.interposer import Interposer
 from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE
+
+
+_MAX_PLANS = 48
+"""That the interposer knows. More than are remembered, so that those in use are seldom told anew."""
 
 
 class NativeFastPath(FastPath):
@@ -36,6 +44,9 @@ class NativeFastPath(FastPath):
         super().__init__(table, lock, reap, notice_size)
         self._native = native
         self._telling: set[DeviceBackend] = set()
+        self._followed: DeviceBackend | None = None
+        self._cursor: PlanCursor | None = None
+        self._plans: dict[int, tuple[Plan, Any]] = {}
 
     @property
     def operations(self) -> int:
@@ -56,15 +67,68 @@ class NativeFastPath(FastPath):
         self._telling.clear()
         running = self._native.close()
         self._reap()
+        return self._entries_of(running)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._native.close()
+        self._followed = None
+
+    def hand_over(self) -> None:
+        backends = self._table.backends
+        if self.is_open or len(backends) != 1:
+            return
+        (backend,) = backends
+        engine = backend.engine
+        cursor = engine.cursor_to_follow
+        if cursor is None or backend.executor.has_streams:
+            return
+        pager, ledger = engine.pager, engine.pager.book.ledger
+        waiting = (pager.book[page] for page in cursor.to_fetch)
+        wanted = next((page.nbytes for page in waiting if page.state is State.EVICTED), 0)
+        self._native.follow(
+            self._plan_of(cursor.plan),
+            cursor is not self._cursor,
+            cursor.position,
+            index_of(backend.device),
+            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, wanted),
+            _moved(pager),
+            cursor.take_newly_bound(),
+        )
+        self._cursor = cursor
+        self._followed = backend
+
+    def take_over(self) -> None:
+        backend, self._followed = self._followed, None
+        if backend is None:
+            return
+        journal, ops, position, created, births, bound, uses, dead, *peaks, running = self._native.take_over()
+        entries, told = self._table.born_as_planned(births)
+        book = backend.engine.pager.book
+        deaths = [page for page in dead if page in book]
+        backend.passed(Passed(ops, position, created, told, bound, uses, deaths, *peaks), journal, entries)
+        for page in dead:
+            entry = self._table.registry.forget(page)
+            if entry is not None and page not in deaths:
+                backend.executor.forget(entry)  # its engine has not heard of it
+        self._pin(self._entries_of(running))
+
+    def _plan_of(self, plan: Plan) -> Any:
+        """``plan`` as the interposer has it."""
+        known, followed = self._plans.get(id(plan), (None, None))
+        if known is not plan:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            followed = _compiled(self._native, plan)
+            self._plans[id(plan)] = plan, followed
+        return followed
+
+    def _entries_of(self, running: list[tuple[int, list[PageId]]]) -> list[tuple[int, list[Entry]]]:
         found = []
         for thread, pages in running:
             entries = [entry for page in pages if (entry := self._table.registry.get(page)) is not None]
             found.append((thread, entries))
         return found
-
-    def abandon(self) -> None:
-        super().abandon()
-        self._native.close()
 
     def room_is_short(self) -> None:
         """So much was born that from now on pages may move."""
@@ -83,7 +147,37 @@ class NativeFastPath(FastPath):
     def ended_pinned(self, wrote: bool) -> None:
         """An operation of the interposer's ended on the calling thread, which was pinned meanwhile."""
         with self._lock:
+            self.take_over()
             self._unpin(get_ident(), wrote)
+
+
+def _moved(pager: Pager) -> list[tuple[PageId, bool, bool, bool]]:
+    """Pages of which something changed since this was last asked: whether their bytes are on the device, whether they may
+    be used at once, whether others are recomputed from them.
+    """
+    moved = pager.book.moved | pager.recipes.moved
+    pager.book.moved.clear()
+    pager.recipes.moved.clear()
+    states = []
+    for page_id in moved:
+        page = pager.book.get(page_id)
+        if page is not None:
+            is_usable = page.state in (State.RESIDENT, State.CLEAN)
+            states.append((page_id, page.state.on_device, is_usable, pager.recipes.is_input(page_id)))
+    return states
+
+
+def _compiled(native: Native, plan: Plan) -> Any:
+    trace = plan.trace
+    dies: list[list[int]] = [[] for _ in trace.ops]
+    for number, page in enumerate(trace.pages):
+        if 0 <= page.dead < len(dies):
+            dies[page.dead].append(number)
+    ops = [
+        (op.name, op.pages, op.creates, dies[position], op.new_bytes, plan.needs_decision(position))
+        for position, op in enumerate(trace.ops)
+    ]
+    return native.StepPlan(ops, [page.nbytes for page in trace.pages])
 
 
 class Callbacks:
@@ -91,7 +185,7 @@ class Callbacks:
 
     def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath) -> None:
         self._owner = owner
-        self.describe = passage_of
+        self.describe = described
         self.run = mode.run
         self.room_is_short = fast_path.room_is_short
         self.resized = fast_path.resized
@@ -123,6 +217,7 @@ class NativeInterposer(Interposer):
             "filled_unseen": FILLED_UNSEEN,
             "read_unseen": READ_UNSEEN,
             "read_unseen_wide": READ_UNSEEN_WIDE,
+            "runs": RUNS,
         }
         self._native.start(self._callbacks, self._owner.kind, sizes, self._table.default.executor.has_streams)
 

@@ -8,6 +8,7 @@ import torch
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.engine import Engine
 from torch_lms.native import Native
+from torch_lms.policy import Birth
 from torch_lms.residency import PageId
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.page_table import PageTable
@@ -72,6 +73,10 @@ class NativeRegistry(Registry):
         entry.is_exported = False
         return self._by_number.setdefault(page, entry)
 
+    def forget(self, page: PageId) -> Entry | None:
+        """Its storage died. Its entry, if it had one."""
+        return self._by_number.pop(page, None)
+
     def drop(self, entry: Entry) -> None:
         if self._by_number.pop(entry.page, None) is not None:
             self._native.drop(entry.page)
@@ -123,7 +128,19 @@ class NativePageTable(PageTable):
             self.home(entry).add(entry, why_unpageable(storage, is_owned=False))
         for backend in self.backends:
             peak_bytes = self._native.take_peak(index_of(backend.device))
-            backend.engine.pager.book.ledger.note_peak(peak_bytes)
+            backend.engine.pager.book.ledger.note_peaks(peak_bytes, peak_bytes)
+
+    def born_as_planned(
+        self, births: list[tuple[PageId, torch.UntypedStorage, int, int]]
+    ) -> tuple[list[Entry], list[Birth]]:
+        """Pages that were born while a plan was followed: their numbers, storages, streams, and numbers in the plan."""
+        entries, told = [], []
+        for page, storage, stream, number in births:
+            entry = self.registry.get(page) or self.registry.enter(page, storage)
+            self._born(entry, stream)
+            entries.append(entry)
+            told.append(Birth(page, number, entry.nbytes, why_unpageable(storage, is_owned=False)))
+        return entries, told
 
     def count_dead(self) -> None:
         for entry in self.registry.dead():

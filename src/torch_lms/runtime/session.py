@@ -142,6 +142,7 @@ class Session(PageOwner):
                 self._table.count_dead()
                 entry = self._table.add_young(storage)
             else:
+                self.fast_path.take_over()
                 self._table.reap()
                 entry = self._table.add(storage, is_owned)
             if not is_new:
@@ -190,7 +191,10 @@ class Session(PageOwner):
             self.fast_path.close()
 
     def _reap(self) -> None:
-        """Bring the books up to date: whose storages died, who was born on the fast path, whose holds ended."""
+        """Bring the books up to date: which operations passed unseen, whose storages died, who was born on the fast path,
+        whose holds ended.
+        """
+        self.fast_path.take_over()
         self._table.reap()
         self._holds.release()
 
@@ -201,6 +205,8 @@ class Session(PageOwner):
             return False
         if not entries:
             return not self.fast_path.is_open
+        with self.lock:
+            self.fast_path.take_over()
         engine = entries[0].engine
         if not engine.is_roomy:
             return True
@@ -255,6 +261,7 @@ class Session(PageOwner):
             self._suspicion.written.update(pages_of(written))
             written = [*entries, *(entry for entry in written if entry not in entries)]
         with self.lock:
+            self.fast_path.take_over()
             try:
                 if written and has_any_other_size(written):
                     for entry in written:
@@ -265,6 +272,8 @@ class Session(PageOwner):
                     if its or engine.pager.room < 0:
                         own = written if its is entries else [entry for entry in written if entry.engine is engine]
                         engine.op_ends(pages_of(its), pages_of(own))
+            if self._suspicion is None and not self._holds.keepers:
+                self.fast_path.hand_over()
 
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         if self._is_left_alone(entries):
@@ -284,6 +293,7 @@ class Session(PageOwner):
 
     def recover(self, entries: list[Entry], new_bytes: int) -> None:
         with self.lock:
+            self._reap()
             groups = self._table.group(entries)
             for backend, _ in groups:
                 backend.engine.learn_from_failure(new_bytes)
@@ -539,6 +549,7 @@ class Session(PageOwner):
     def reset_stats(self) -> None:
         """Start counting anew."""
         with self.lock:
+            self._reap()
             for backend in self._table.backends:
                 backend.engine.reset_counts()
                 backend.executor.stall_s = 0.0

@@ -95,6 +95,7 @@ void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
   entered = 0;
   streams.clear();
   is_open = false;
+  is_following = false;
   asks_python = false;
   is_active = true;
 }
@@ -105,6 +106,7 @@ void Interposer::stop() {
   std::lock_guard<std::mutex> held(lock);
   is_active = false;
   is_open = false;
+  is_following = false;
   owner.swap(owner_);
   std::swap(forgotten, pages);
 }
@@ -132,9 +134,24 @@ void Interposer::open(const std::vector<std::pair<int, int64_t>>& limits) {
 }
 
 std::vector<std::pair<uint64_t, std::vector<PageId>>> Interposer::close() {
-  std::vector<std::pair<uint64_t, std::vector<PageId>>> on_it;
   std::lock_guard<std::mutex> held(lock);
   is_open = false;
+  return pin_running();
+}
+
+std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> Interposer::take_over() {
+  is_following = false;
+  return {following.end(), pin_running()};
+}
+
+int Interposer::name(const std::string& name) {
+  std::lock_guard<std::mutex> held(lock);
+  return names_.emplace(name, static_cast<int>(names_.size())).first->second;
+}
+
+// The pages of the operations that run now: whoever has asked pins them, and each tells when it ends.
+std::vector<std::pair<uint64_t, std::vector<PageId>>> Interposer::pin_running() {
+  std::vector<std::pair<uint64_t, std::vector<PageId>>> on_it;
   for (const auto& run : runs_) {
     if (run->is_busy && !run->pages.empty()) {
       run->is_pinned = true;
@@ -171,7 +188,12 @@ const Operator& Interposer::describe(const c10::OperatorHandle& op) {
       return known->second;
     }
   }
-  const Operator described = owner_->describe(op);
+  const auto owner = owner_;
+  if (!owner) {  // the session has just ended
+    static const Operator any{Passage::python};
+    return any;
+  }
+  const Operator described = owner->describe(op);
   std::lock_guard<std::mutex> held(lock);
   return operators_.emplace(op, described).first->second;
 }
@@ -190,7 +212,7 @@ void Interposer::operator()(
     handle.redispatchBoxed(below, stack);
   } else if (op.passage == Passage::view && are_strided(handle, *stack)) {
     run_view(handle, below, stack);
-  } else if (op.passage == Passage::plain && is_open) {
+  } else if (op.passage == Passage::plain && (is_open || is_following)) {
     run_plain(op, handle, below, stack);
   } else {
     run_in_python(handle, below, stack);
@@ -227,7 +249,13 @@ void Interposer::run_plain(
   const auto given = arguments_of(handle, *stack);
   const auto others = stack->size() - given.count;
   std::vector<c10::IValue> arguments;
-  if (op.is_repeatable) {  // kernels move from the stack
+  std::optional<Undo> undo;  // where it is needed; room is short only while a plan is followed
+  bool is_repeatable = op.is_repeatable();
+  if (!is_repeatable && self.epoch != 0 && (self.position >= 0 || self.is_expected)) {
+    undo.emplace(settings.device_type, below_);
+    is_repeatable = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
+  }
+  if (is_repeatable) {  // kernels move from the stack
     arguments.assign(given.begin(), given.end());
   }
   bool has_room = true;
@@ -235,16 +263,20 @@ void Interposer::run_plain(
     const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
     handle.redispatchBoxed(below, stack);
   } catch (...) {
-    has_room = !op.is_repeatable || !owner_->is_out_of_memory();
-    finish(op, handle, {}, self);
+    const auto owner = owner_;
+    has_room = !is_repeatable || !owner || !owner->is_out_of_memory();
+    finish(op, handle, nullptr, self, !has_room);
     if (has_room) {
       throw;
     }
   }
   if (has_room) {
     arguments.clear();
-    finish(op, handle, *stack, self);
+    finish(op, handle, stack, self, false);
     return;
+  }
+  if (undo) {
+    undo->perform();
   }
   stack->resize(others);
   stack->insert(
@@ -268,16 +300,25 @@ void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchK
 bool Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   std::lock_guard<std::mutex> held(lock);
-  if (!is_open || self.is_busy) {
+  if (self.is_busy || !(is_open || is_following)) {
     return false;
   }
-  self.pages.clear();
+  self.found.clear();
+  ++looked_up_;
   for (const auto& value : arguments_of(handle, stack)) {
     const bool is_known = !value.isStorage() && !value.isObject() &&
-        every_tensor(value, [&](const at::Tensor& tensor) { return look_up(tensor, self.pages); });
+        every_tensor(value, [&](const at::Tensor& tensor) { return look_up(tensor, self.found); });
     if (!is_known) {
       return false;
     }
+  }
+  self.epoch = 0;
+  if (!is_open && !follow(op, handle, stack, self)) {
+    return false;
+  }
+  self.pages.clear();
+  for (const Page* page : self.found) {
+    self.pages.push_back(page->id);
   }
   self.is_busy = true;
   self.is_pinned = false;
@@ -285,10 +326,64 @@ bool Interposer::enter(
   return true;
 }
 
-// It ended: what it made is entered in the table. An empty `stack` says that it failed.
-void Interposer::finish(
+// The operation follows the plan, and nothing has to move for it.
+bool Interposer::follow(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  for (const Page* page : self.found) {
+    if (!page->is_usable) {
+      return false;
+    }
+  }
+  self.wrote.clear();
+  const auto given = arguments_of(handle, stack).begin();
+  for (const size_t place : op.writes) {
+    const bool may_be_written = every_tensor(given[static_cast<std::ptrdiff_t>(place)], [&](const at::Tensor& tensor) {
+      const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      if (page != nullptr) {
+        self.wrote.push_back(page->id);
+      }
+      return page == nullptr || !page->has_dependents;
+    });
+    if (!may_be_written) {
+      return false;
+    }
+  }
+  following.bury_expected();
+  const PlannedOp* next = following.next();
+  const bool is_next = next != nullptr && next->name == op.name && following.are(self.found, next->pages);
+  if (is_next && (next->is_python || !following.has_room(*next, self.found, op.takes_lists ? settings.runs : 1))) {
+    return false;
+  }
+  if (!is_next && !self.found.empty()) {
+    return false;
+  }
+  self.epoch = following.epoch();
+  self.position = -1;
+  self.is_expected = is_next && self.found.empty();  // only an operation that creates a page has a position, then
+  self.journal_size = following.journal_size();
+  if (!self.found.empty()) {
+    following.advance(self.found);
+    self.position = following.position();
+  }
+  return true;
+}
+
+// An operation that follows the plan creates a page of `nbytes`: whether the plan has it so.
+bool Interposer::is_born_as_planned(const Running& self, int64_t nbytes, int device) {
+  return is_following && self.epoch == following.epoch() && self.position == following.position() &&
+      device == following.device() && following.creates(nbytes);
+}
+
+// It ended: what it made is on the `stack`, and is entered in the table. No stack says that it failed, and
+// `is_run_again` that it begins anew.
+void Interposer::finish(
+    const Operator& op,
+    const c10::OperatorHandle& handle,
+    const torch::jit::Stack* stack,
+    Running& self,
+    bool is_run_again) {
   std::vector<at::Tensor> for_python;
+  std::vector<at::Tensor> planned;
   std::vector<PageId> resized;
   bool is_short = false;
   bool was_pinned = false;
@@ -311,6 +406,20 @@ void Interposer::finish(
     Account& account = pages.account(device);
     const StreamId stream = settings.has_streams ? current_stream(device) : 0;
     const bool is_known = !settings.has_streams || std::find(streams.begin(), streams.end(), stream) != streams.end();
+    if (is_known && is_following && std::exchange(self.is_expected, false) && self.epoch == following.epoch() &&
+        self.journal_size == following.journal_size()) {
+      following.advance({});
+      self.position = following.position();
+    }
+    if (is_known && is_born_as_planned(self, static_cast<int64_t>(storage->nbytes()), device)) {
+      Page* page = pages.add(storage, device, /*is_young=*/false);
+      page->is_named = false;
+      page->streams.push_back(stream);
+      following.created(*page);
+      pages.note_peak(device);
+      planned.push_back(tensor);
+      return true;
+    }
     if (!account.is_open || !is_open || !is_known) {
       for_python.push_back(tensor);
       return true;
@@ -326,12 +435,20 @@ void Interposer::finish(
 
   {
     std::lock_guard<std::mutex> held(lock);
-    if (!stack.empty()) {
-      for (const auto& value : Last{stack, handle.schema().returns().size()}) {
+    if (stack != nullptr) {
+      for (const auto& value : Last{*stack, handle.schema().returns().size()}) {
         every_tensor(value, note);
       }
     }
-    if (op.writes) {
+    if (is_following && self.epoch == following.epoch() && self.position >= 0) {
+      if (!is_run_again || !following.take_back(self.position, self.journal_size)) {
+        for (const PageId id : stack != nullptr ? self.wrote : self.pages) {
+          following.wrote(id);
+        }
+        following.ends();
+      }
+    }
+    if (!op.writes.empty()) {
       for (const PageId id : self.pages) {
         const Page* page = pages.find(id);
         if (page != nullptr && !page->is_dead() &&
@@ -344,35 +461,44 @@ void Interposer::finish(
     was_pinned = std::exchange(self.is_pinned, false);
     graveyard = pages.take_graveyard();
   }
+  const auto owner = owner_;
+  if (!owner) {  // the session has just ended
+    return;
+  }
+  if (!planned.empty()) {
+    owner->give_python_objects(planned);
+  }
   if (was_pinned) {
-    owner_->ended_pinned(op.writes);
+    owner->ended_pinned(!op.writes.empty());
   }
   if (!resized.empty()) {
-    owner_->resized(resized);
+    owner->resized(resized);
   }
   for (const auto& tensor : for_python) {
-    owner_->born(tensor);
+    owner->born(tensor);
   }
   if (is_short) {
-    owner_->room_is_short();
+    owner->room_is_short();
   }
 }
 
-// Adds the page of a tensor to `found`, if it is one. False if it needs a closer look.
-bool Interposer::look_up(const at::Tensor& tensor, std::vector<PageId>& found) const {
+// Adds the page of a tensor to `found`, if it is one that is not there. False if it needs a closer look.
+bool Interposer::look_up(const at::Tensor& tensor, std::vector<Page*>& found) const {
   const auto& impl = *tensor.unsafeGetTensorImpl();
   if (is_peculiar(impl)) {
     return false;
   }
   auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
-  const Page* page = pages.find(storage);
+  Page* page = pages.find(storage);
   if (page == nullptr) {
     return !may_be_page(tensor, storage);
   }
   if (settings.has_streams && !page->may_be_used_on(current_stream(page->device))) {
     return false;
   }
-  found.push_back(page->id);
+  if (std::exchange(page->seen_by, looked_up_) != looked_up_) {
+    found.push_back(page);
+  }
   return true;
 }
 

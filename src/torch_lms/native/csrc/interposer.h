@@ -1,12 +1,14 @@
 // Sees every operator, as a fallback on a dispatch key below autograd, and runs those that need no decision.
 //
 // The life of an operation here: its operator is looked up (Python describes one at first sight); its arguments are
-// looked up in the table of pages; if nothing has to move, it runs, and what it made is entered in the table. In all
-// other cases Python's dispatch mode has it, from its beginning, as if it had come there by itself.
+// looked up in the table of pages; if nothing has to move, it runs, and what it made is entered in the table. Nothing has
+// to move while everything fits (the fast path is open), or between two moves of a plan (it is followed). In all other
+// cases Python's dispatch mode has it, from its beginning, as if it had come there by itself.
 
 #pragma once
 
-#include "pages.h"
+#include "following.h"
+#include "undo.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -21,7 +23,7 @@
 
 namespace torch_lms {
 
-// How an operator passes. Python says which (`native/operators.py`).
+// How an operator passes. Python says which (`capture/passage.py`).
 enum class Passage : int8_t {
   inner = 0,   // made of others, which come here one by one: nothing to do
   view = 1,    // touches no byte
@@ -31,9 +33,15 @@ enum class Passage : int8_t {
 
 struct Operator {
   Passage passage;
-  bool writes;         // to pages that it is given
-  bool is_empty;       // its result is memory as it came, and C++ may fill it unseen
-  bool is_repeatable;  // run again after memory ran out, it gives what it would have given at first
+  int name;
+  std::vector<size_t> writes;  // positions of the arguments that it writes
+  bool is_empty;               // its result is memory as it came, and C++ may fill it unseen
+  bool is_seeded;              // it draws random numbers
+  bool takes_lists;            // of tensors, and treats each index by itself
+
+  bool is_repeatable() const {  // run again after memory ran out, it gives what it would have given at first
+    return writes.empty() && !is_seeded;
+  }
 };
 
 // What the owner of the pages, in Python, does for us. Called with the GIL, and without our lock.
@@ -45,6 +53,9 @@ class Owner {
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
   // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
   virtual void born(const at::Tensor& tensor) = 0;
+  // Storages were made as a plan has them. They are given their Python objects, as Python would have given them: PyTorch
+  // counts these as references when it chooses whether to accumulate in place, and the plan's operations depend on that.
+  virtual void give_python_objects(const std::vector<at::Tensor>& tensors) = 0;
   // The device has no longer as much room again: from now on pages may move.
   virtual void room_is_short() = 0;
   // The program gave storages of these pages another size.
@@ -60,6 +71,13 @@ struct Running {
   bool is_busy = false;
   bool is_pinned = false;
   std::vector<PageId> pages;
+  // While a plan is followed:
+  uint64_t epoch = 0;         // since when it is; 0 if the operation does not follow it
+  int position = -1;          // of the operation in the plan; -1 if it has none so far
+  bool is_expected = false;   // the plan's next operation is like this one, if it creates a page
+  size_t journal_size = 0;    // before it
+  std::vector<PageId> wrote;  // pages that it may write
+  std::vector<Page*> found;   // among its arguments, while it is looked up
 };
 
 struct Settings {
@@ -69,6 +87,7 @@ struct Settings {
   int64_t read_unseen = 0;    // integers on the CPU below so many bytes may be read unseen
   int64_t read_unseen_wide = 0;  // the same for those of 32 and 64 bits
   bool has_streams = false;
+  int64_t runs = 1;  // an operator that takes lists is split if it needs more than the limit by so many
 };
 
 // Calls `visit` with each tensor of an argument or result that is defined, until it returns false. Whether it never did.
@@ -110,13 +129,19 @@ class Interposer {
   // The pages of the operations that run now, by thread.
   std::vector<std::pair<uint64_t, std::vector<PageId>>> close();
 
+  // Python takes over from `following`. For whoever holds the lock.
+  std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> take_over();
+  int name(const std::string& name);  // a number for it
+
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   std::mutex lock;
   Pages pages;
+  Following following{pages};
   Settings settings;
   std::atomic<bool> is_active{false};
   std::atomic<bool> is_open{false};
+  std::atomic<bool> is_following{false};
   std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
   uint64_t entered = 0;
   std::vector<StreamId> streams;  // that Python knows
@@ -128,8 +153,16 @@ class Interposer {
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   bool enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
-  void finish(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
-  bool look_up(const at::Tensor& tensor, std::vector<PageId>& found) const;
+  void finish(
+      const Operator& op,
+      const c10::OperatorHandle& handle,
+      const torch::jit::Stack* stack,
+      Running& self,
+      bool is_run_again);
+  bool follow(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  bool is_born_as_planned(const Running& self, int64_t nbytes, int device);
+  std::vector<std::pair<uint64_t, std::vector<PageId>>> pin_running();
+  bool look_up(const at::Tensor& tensor, std::vector<Page*>& found) const;
   StreamId current_stream(int device) const;
   bool may_be_page(const at::Tensor& tensor, const c10::StorageImpl* storage) const;
 
@@ -138,6 +171,8 @@ class Interposer {
   c10::DispatchKeySet above_;  // what has had its turn before PyTorch's dispatch modes
   std::shared_ptr<Owner> owner_;
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
+  std::unordered_map<std::string, int> names_;
+  uint64_t looked_up_ = 0;  // operations, to find each page once
   std::vector<std::shared_ptr<Running>> runs_;
 };
 

@@ -128,8 +128,10 @@ class PythonOwner : public Owner {
   Operator describe(const c10::OperatorHandle& op) override {
     py::gil_scoped_acquire gil;
     const py::object told = call("describe", torch::detail::getTorchApiFunction(op));
-    const auto [passage, writes, is_empty, is_repeatable] = told.cast<std::tuple<int, bool, bool, bool>>();
-    return {static_cast<Passage>(passage), writes, is_empty, is_repeatable};
+    auto [passage, name, writes, is_empty, is_seeded, takes_lists] =
+        told.cast<std::tuple<int, std::string, std::vector<size_t>, bool, bool, bool>>();
+    const int number = interposer().name(name);
+    return {static_cast<Passage>(passage), number, std::move(writes), is_empty, is_seeded, takes_lists};
   }
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
@@ -145,6 +147,17 @@ class PythonOwner : public Owner {
   void born(const at::Tensor& tensor) override {
     py::gil_scoped_acquire gil;
     call("born", py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
+  }
+
+  void give_python_objects(const std::vector<at::Tensor>& tensors) override {
+    py::gil_scoped_acquire gil;
+    for (const at::Tensor& tensor : tensors) {
+      PyObject* wrapped = THPStorage_Wrap(tensor.storage());
+      if (wrapped == nullptr) {
+        throw python_error();
+      }
+      Py_DECREF(wrapped);
+    }
   }
 
   void room_is_short() override {
@@ -232,6 +245,7 @@ void start(py::object owner, const std::string& device_type, py::dict sizes, boo
   settings.filled_unseen = sizes["filled_unseen"].cast<int64_t>();
   settings.read_unseen = sizes["read_unseen"].cast<int64_t>();
   settings.read_unseen_wide = sizes["read_unseen_wide"].cast<int64_t>();
+  settings.runs = sizes["runs"].cast<int64_t>();
   settings.has_streams = has_streams;
   interposer().start(settings, std::make_shared<PythonOwner>(std::move(owner)));
 }
@@ -303,9 +317,106 @@ std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
   return young;
 }
 
+// One of a plan's operations as Python has it: name, pages, creates, dies, new_bytes, is_python.
+using AsTold = std::tuple<std::string, std::vector<int>, std::vector<int>, std::vector<int>, int64_t, bool>;
+
+std::shared_ptr<StepPlan> new_plan(const std::vector<AsTold>& ops, std::vector<int64_t> nbytes) {
+  auto plan = std::make_shared<StepPlan>();
+  for (const auto& [name, pages, creates, dies, new_bytes, is_python] : ops) {
+    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, is_python});
+  }
+  plan->nbytes = std::move(nbytes);
+  return plan;
+}
+
+// Whether a page's bytes are on the device, whether it may be used at once, whether others are recomputed from it.
+using PageState = std::tuple<PageId, bool, bool, bool>;
+
+void follow(
+    std::shared_ptr<StepPlan> plan,
+    bool is_new,
+    int position,
+    int device,
+    const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>& sizes,
+    const std::vector<PageState>& states,
+    const std::vector<std::pair<PageId, int>>& bound) {
+  locked([&](Interposer& all) {
+    for (const auto& [id, is_resident, is_usable, has_dependents] : states) {
+      if (Page* page = all.pages.find(id)) {
+        page->is_resident = is_resident;
+        page->is_usable = is_usable;
+        page->has_dependents = has_dependents;
+      }
+    }
+    const auto [limit, resident, peak, resident_peak, wanted] = sizes;
+    all.following.begin({std::move(plan), is_new, position, device, limit, resident, peak, resident_peak, wanted});
+    for (const auto& [id, number] : bound) {
+      if (Page* page = all.pages.find(id)) {
+        all.following.bind(*page, number);
+      }
+    }
+    all.is_following = true;
+  });
+}
+
+py::object take_over() {
+  std::vector<std::tuple<PageId, c10::intrusive_ptr<c10::StorageImpl>, StreamId, int>> living;
+  std::vector<std::tuple<uint64_t, PageId, int64_t, int64_t>> touched;
+  std::vector<PageId> deaths;
+  std::vector<std::pair<uint64_t, std::vector<PageId>>> running;
+  Passed passed;
+  Account account;
+  locked([&](Interposer& all) {
+    std::tie(passed, running) = all.take_over();
+    account = all.pages.account(all.following.device());
+    all.pages.account(all.following.device()).peak = 0;
+    deaths = all.pages.take_deaths();
+    for (const PageId id : passed.births) {
+      Page* page = all.pages.find(id);
+      auto storage = page == nullptr ? c10::intrusive_ptr<c10::StorageImpl>() : page->alive.lock();
+      if (storage) {
+        page->is_named = true;
+        living.emplace_back(id, std::move(storage), page->streams.empty() ? 0 : page->streams.front(), page->number);
+      }
+    }
+    for (const PageId id : passed.touched) {
+      if (Page* page = all.pages.find(id)) {
+        page->is_touched = false;
+        touched.emplace_back(page->touch.at, id, page->touch.tick, page->touch.writes);
+      }
+    }
+  });
+  std::sort(touched.begin(), touched.end());
+  py::list births;
+  for (auto& [id, storage, stream, number] : living) {
+    PyObject* wrapped = THPStorage_Wrap(c10::Storage(std::move(storage)));
+    if (wrapped == nullptr) {
+      throw python_error();
+    }
+    births.append(py::make_tuple(id, py::reinterpret_steal<py::object>(wrapped), stream, number));
+  }
+  py::list uses;
+  for (const auto& [at, id, tick, writes] : touched) {
+    uses.append(py::make_tuple(id, tick, writes));
+  }
+  return py::make_tuple(
+      passed.journal, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths, account.peak,
+      account.resident_peak, running);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
+  py::class_<StepPlan, std::shared_ptr<StepPlan>>(module, "StepPlan").def(py::init(&new_plan));
+  py::class_<Journal, std::shared_ptr<Journal>>(module, "Journal").def("events", [](const Journal& journal) {
+    std::vector<std::tuple<int, int64_t, int64_t, double>> told;
+    for (const Event& event : journal.events()) {
+      told.emplace_back(static_cast<int>(event.what), event.which, event.nbytes, event.at_s);
+    }
+    return told;
+  });
+  module.def("follow", &follow);
+  module.def("take_over", &take_over);
   module.def("claim", [](const std::string& key) { interposer().claim(key); });
   module.def("start", &start);
   module.def("stop", [] { interposer().stop(); });

@@ -1,9 +1,11 @@
-// The table from storages to pages, while no page has to move: who was born, who died, how many bytes live.
+// The table from storages to pages: who was born, who died, how many bytes live, and which pages may be used as they are.
 //
 // A page is known here by its storage, and to Python by its number. What Python knows of a page beside that, and all
 // that is decided about it, stays there. Nothing here holds a Python object, so nothing here needs the GIL.
 
 #pragma once
+
+#include "journal.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -24,9 +26,7 @@ inline c10::weak_intrusive_ptr<c10::StorageImpl> weak_reference(c10::StorageImpl
   return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
 }
 
-using PageId = int64_t;
 using StreamId = int64_t;
-constexpr PageId no_page = -1;
 
 struct Page {
   PageId id;
@@ -40,6 +40,13 @@ struct Page {
   size_t place;   // in Pages::all_
   // Where the device has streams: those that may use it as it is. A young page was allocated for the first.
   c10::SmallVector<StreamId, 2> streams = {};
+  bool is_resident = true;      // its bytes are on the device, though they may be under way
+  bool is_usable = true;        // nobody has to wait for them
+  bool has_dependents = false;  // pages were dropped that are recomputed from it as it is
+  int number = no_number;       // in the plan that is followed
+  uint64_t seen_by = 0;         // the operation that looked it up last
+  bool is_touched = false;      // since Python last heard: see `Touch`
+  Touch touch = {};
 
   bool may_be_used_on(StreamId stream) const {
     return std::find(streams.begin(), streams.end(), stream) != streams.end();
@@ -56,6 +63,8 @@ struct Account {
   int64_t limit = 0;
   int64_t live = 0;  // includes the dead that nobody has found yet
   int64_t peak = 0;  // the most that `live` was since `take_peak`
+  int64_t resident = 0;  // of these on the device; true while a plan is followed
+  int64_t resident_peak = 0;
 };
 
 // Not thread-safe: whoever calls holds the lock of the interposer.
@@ -96,7 +105,7 @@ class Pages {
   }
 
   void drop(Page* page) {
-    account(page->device).live -= page->nbytes;
+    grow(*page, -page->nbytes);
     by_storage_.erase(page->storage);
     by_id_.erase(page->id);
     // The last takes its place. What is left of the storage goes once the lock is free.
@@ -113,24 +122,33 @@ class Pages {
   void sweep() {
     for (size_t place = 0; place < all_.size();) {
       Page* page = all_[place].get();
-      if (!page->is_dead()) {
+      if (page->is_dead()) {
+        bury(page);
+      } else {
         ++place;
-        continue;
       }
-      if (page->is_named) {
-        deaths_.push_back(page->id);
-      }
-      drop(page);
     }
     births_ = 0;
+  }
+
+  // The same for one, whose storage died.
+  void bury(Page* page) {
+    if (page->is_named) {
+      deaths_.push_back(page->id);
+    }
+    if (journal != nullptr) {
+      journal->died(page->id);
+    }
+    drop(page);
   }
 
   // A page was born at the present `live`: how much there is at most. Looks for the dead only where that may matter.
   void note_peak(int device) {
     Account& its = account(device);
-    if (its.live > its.peak || ++births_ >= max_births_) {
+    if (its.live > its.peak || its.resident > its.resident_peak || ++births_ >= max_births_) {
       sweep();
       its.peak = std::max(its.peak, its.live);
+      its.resident_peak = std::max(its.resident_peak, its.resident);
     }
   }
 
@@ -167,23 +185,23 @@ class Pages {
     return accounts_[place];
   }
 
-  std::vector<PageId> ids() const {
-    std::vector<PageId> found;
-    for (const auto& page : all_) {
-      found.push_back(page->id);
-    }
-    return found;
-  }
-
   size_t size() const {
     return all_.size();
   }
+
+  const std::vector<std::unique_ptr<Page>>& all() const {
+    return all_;
+  }
+
+  Journal* journal = nullptr;  // hears of every death, while there is one
 
  private:
   static constexpr int max_births_ = 64;
 
   void grow(const Page& page, int64_t nbytes) {
-    account(page.device).live += nbytes;
+    Account& its = account(page.device);
+    its.live += nbytes;
+    its.resident += page.is_resident ? nbytes : 0;
   }
 
   ska::flat_hash_map<const c10::StorageImpl*, Page*> by_storage_;

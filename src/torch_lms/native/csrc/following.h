@@ -1,0 +1,244 @@
+// Where a step is in the plan that it follows, while nothing has to move.
+//
+// Python has the step's cursor, and everything that the plan asks to be done. In between it hands over: from there on
+// operations that are the plan's next ones, on pages that are there, pass here, until one of them needs a decision.
+
+#pragma once
+
+#include "pages.h"
+
+#include <memory>
+#include <vector>
+
+namespace torch_lms {
+
+struct PlannedOp {
+  int name;  // see `Interposer::name`
+  std::vector<int> pages;
+  std::vector<int> creates;
+  std::vector<int> dies;  // once it is over
+  int64_t new_bytes;
+  bool is_python;  // pages move before it, or it is captured to be repeated
+};
+
+struct StepPlan {
+  std::vector<PlannedOp> ops;
+  std::vector<int64_t> nbytes;  // of its pages
+};
+
+// What Python says when it hands over.
+struct Handover {
+  std::shared_ptr<const StepPlan> plan;
+  bool is_new;  // the step's cursor: nothing is bound yet
+  int position;
+  int device;
+  int64_t limit;
+  int64_t resident;
+  int64_t peak;
+  int64_t resident_peak;
+  int64_t wanted;  // as soon as there is so much room, a page is to be fetched; 0 if none waits for that
+};
+
+// What it hears when it takes over again.
+struct Passed {
+  std::shared_ptr<Journal> journal;
+  int64_t ops = 0;
+  int position = 0;
+  size_t created = 0;  // pages by the last operation, so far
+  std::vector<PageId> births;
+  std::vector<std::pair<PageId, int>> bound;
+  std::vector<PageId> touched;
+};
+
+// Not thread-safe: whoever calls holds the lock of the interposer.
+class Following {
+ public:
+  explicit Following(Pages& pages) : pages_(pages) {}
+
+  bool is_on() const {
+    return is_on_;
+  }
+
+  uint64_t epoch() const {
+    return epoch_;
+  }
+
+  int position() const {
+    return passed_.position;
+  }
+
+  int device() const {
+    return handover_.device;
+  }
+
+  void begin(Handover handover) {
+    if (handover.is_new) {
+      numbered_.assign(handover.plan->nbytes.size(), no_page);
+      for (const auto& page : pages_.all()) {
+        page->number = no_number;
+      }
+    }
+    handover_ = std::move(handover);
+    passed_ = {};
+    passed_.journal = std::make_shared<Journal>();
+    passed_.position = handover_.position;
+    passed_.created = 0;
+    touches_ = 0;
+    is_on_ = true;
+    ++epoch_;
+    pages_.journal = passed_.journal.get();
+    Account& account = pages_.account(handover_.device);
+    account.limit = handover_.limit;
+    account.resident = handover_.resident;
+    account.peak = handover_.peak;
+    account.resident_peak = handover_.resident_peak;
+  }
+
+  Passed end() {
+    pages_.sweep();
+    pages_.journal = nullptr;
+    is_on_ = false;
+    return std::exchange(passed_, {});
+  }
+
+  void bind(Page& page, int number) {
+    page.number = number;
+    numbered_[static_cast<size_t>(number)] = page.id;
+  }
+
+  // The operation that the plan has next; null if that was its last.
+  const PlannedOp* next() const {
+    const auto place = static_cast<size_t>(passed_.position + 1);
+    return place < handover_.plan->ops.size() ? &handover_.plan->ops[place] : nullptr;
+  }
+
+  // Whether these are the pages that the plan has there.
+  bool are(const std::vector<Page*>& pages, const std::vector<int>& numbers) const {
+    if (pages.size() != numbers.size()) {
+      return false;
+    }
+    for (size_t place = 0; place < pages.size(); ++place) {
+      const Page& page = *pages[place];
+      const int number = numbers[place];
+      if (page.number != number && (page.number != no_number || !may_be(page, number))) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Whether there is room for what `op` creates, and no page is to be fetched first. `used`: its pages.
+  bool has_room(const PlannedOp& op, const std::vector<Page*>& used, int64_t runs) {
+    Account& account = pages_.account(handover_.device);
+    int64_t working_set = op.new_bytes;
+    for (const Page* page : used) {
+      working_set += page->nbytes;
+    }
+    if (working_set > account.limit / runs) {
+      return false;  // it is to be split
+    }
+    const auto room = [&] { return account.limit - account.resident - op.new_bytes; };
+    if (room() < 0) {
+      pages_.sweep();
+    }
+    return room() >= 0 && (handover_.wanted == 0 || room() < handover_.wanted);
+  }
+
+  // The plan's next operation begins.
+  void advance(const std::vector<Page*>& used) {
+    const PlannedOp& op = *next();
+    ++passed_.position;
+    ++passed_.ops;
+    passed_.created = 0;
+    passed_.journal->begins(passed_.position, pages_.account(handover_.device).resident);
+    for (size_t place = 0; place < used.size(); ++place) {
+      Page& page = *used[place];
+      if (page.number == no_number) {
+        bind(page, op.pages[place]);
+        passed_.bound.emplace_back(page.id, page.number);
+      }
+      passed_.journal->uses(page.id);
+      touch(page);
+    }
+  }
+
+  // It failed, and is begun anew in Python. `size`: of the journal, when it began. Whether that could be undone.
+  bool take_back(int position, size_t size) {
+    if (position != passed_.position) {
+      return false;
+    }
+    --passed_.position;
+    --passed_.ops;
+    passed_.journal->shrink(size);
+    return true;
+  }
+
+  // Whether the plan has the operation that began last create so many bytes next.
+  bool creates(int64_t nbytes) const {
+    const auto& expected = handover_.plan->ops[static_cast<size_t>(passed_.position)].creates;
+    return passed_.created < expected.size() && handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] == nbytes;
+  }
+
+  void created(Page& page) {
+    bind(page, handover_.plan->ops[static_cast<size_t>(passed_.position)].creates[passed_.created++]);
+    passed_.journal->created(page.id, page.nbytes);
+    passed_.births.push_back(page.id);
+    touch(page);
+  }
+
+  void wrote(PageId id) {
+    if (Page* page = pages_.find(id)) {
+      touch(*page);
+      ++page->touch.writes;
+      passed_.journal->wrote(id);
+    }
+  }
+
+  void ends() {
+    passed_.journal->ends();
+  }
+
+  size_t journal_size() const {
+    return passed_.journal->events().size();
+  }
+
+  // Forget the pages that die, by the plan, after the operation that began last.
+  void bury_expected() {
+    if (passed_.position < 0) {
+      return;
+    }
+    for (const int number : handover_.plan->ops[static_cast<size_t>(passed_.position)].dies) {
+      Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
+      if (page != nullptr && page->number == number && page->is_dead()) {
+        pages_.bury(page);
+      }
+    }
+  }
+
+ private:
+  // A page without a number: whether it may have this one.
+  bool may_be(const Page& page, int number) const {
+    const auto place = static_cast<size_t>(number);
+    return handover_.plan->nbytes[place] == page.nbytes && pages_.find(numbered_[place]) == nullptr;
+  }
+
+  void touch(Page& page) {
+    if (!page.is_touched) {
+      page.is_touched = true;
+      page.touch = {};
+      passed_.touched.push_back(page.id);
+    }
+    page.touch.at = ++touches_;
+    page.touch.tick = passed_.ops;
+  }
+
+  Pages& pages_;
+  Handover handover_ = {};
+  Passed passed_ = {};
+  std::vector<PageId> numbered_;  // by number in the plan
+  uint64_t touches_ = 0;
+  uint64_t epoch_ = 0;
+  bool is_on_ = false;
+};
+
+}  // namespace torch_lms

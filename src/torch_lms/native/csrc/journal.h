@@ -1,0 +1,72 @@
+// What happened while Python was not asked: written in C++, read by `engine.step_record` if anybody asks for the step.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+namespace torch_lms {
+
+using PageId = int64_t;
+constexpr PageId no_page = -1;
+constexpr int no_number = -1;
+
+// The uses of a page since Python last heard of them.
+struct Touch {
+  uint64_t at = 0;    // the last one, in the order of all touches
+  int64_t tick = 0;   // its operation, counted from where Python handed over
+  int64_t writes = 0;
+};
+
+// As `engine/step_record.py` has it.
+enum class What : int8_t {
+  begins = 0,   // the operation at a position of the plan, and the bytes on the device
+  uses = 1,     // a page, by the operation that began last
+  created = 2,  // a page, and its bytes
+  wrote = 3,    // a page, by the operation that ends next
+  ends = 4,
+  died = 5,  // a page
+};
+
+struct Event {
+  What what;
+  int64_t which;
+  int64_t nbytes;
+  double at_s;
+};
+
+class Journal {
+ public:
+  void begins(int64_t position, int64_t resident_bytes) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();  // the clock of Python's time.perf_counter
+    events_.push_back({What::begins, position, resident_bytes, std::chrono::duration<double>(now).count()});
+  }
+  void uses(PageId page) {
+    events_.push_back({What::uses, page, 0, 0});
+  }
+  void created(PageId page, int64_t nbytes) {
+    events_.push_back({What::created, page, nbytes, 0});
+  }
+  void wrote(PageId page) {
+    events_.push_back({What::wrote, page, 0, 0});
+  }
+  void ends() {
+    events_.push_back({What::ends, 0, 0, 0});
+  }
+  void died(PageId page) {
+    events_.push_back({What::died, page, 0, 0});
+  }
+  // Forget all that came after it had this size.
+  void shrink(size_t size) {
+    events_.resize(size);
+  }
+  const std::vector<Event>& events() const {
+    return events_;
+  }
+
+ private:
+  std::vector<Event> events_;
+};
+
+}  // namespace torch_lms
