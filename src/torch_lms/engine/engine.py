@@ -243,11 +243,18 @@ class Engine:
         cursor = self._cursors[0]
         return None if cursor.position < 0 or cursor.to_drop else cursor
 
-    def passed(self, passed: Passed, journal: Journal) -> None:
-        """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them."""
+    def passed(self, passed: Passed, journal: Journal, since: Mark) -> None:
+        """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them.
+
+        Args:
+            passed: what they did.
+            journal: the same in their order.
+            since: when they began, if the program's work is done later than the host asks for it; else None.
+        """
         cursor, ledger = self._cursors[0], self.pager.book.ledger
         if self.record is not None:
-            self.record.passed(cursor.plan.trace.ops, passed.ops, journal, ledger.host, ledger.disk)
+            between = None if since is None else (since, self._backend.mark())
+            self.record.passed(cursor.plan.trace.ops, passed.ops, journal, ledger.host, ledger.disk, between)
         cursor.passed(passed)
         self._tell(self.pager.passed(passed))
         if self.record is not None and self.record.op_count > _MAX_OPS:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from torch_lms.policy import PlanCursor
 from torch_lms.residency import PageId
@@ -100,10 +101,20 @@ class StepRecord:
         """The operation ended; it wrote ``written``."""
         self._append((_ENDS, written))
 
-    def passed(self, ops: Sequence[TracedOp], count: int, journal: Journal, host: int, disk: int) -> None:
-        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile."""
+    def passed(
+        self,
+        ops: Sequence[TracedOp],
+        count: int,
+        journal: Journal,
+        host: int,
+        disk: int,
+        between: tuple[Any, Any] | None,
+    ) -> None:
+        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile. ``between``: when it
+        was begun and ended, if its own times are not those of the program's work.
+        """
         self.op_count += count
-        self._append((_PASSED, ops, journal, host, disk))
+        self._append((_PASSED, ops, journal, host, disk, between))
 
     def created(self, page: PageId, nbytes: int, unpageable: str) -> None:
         """The operation that runs, or ran last, created a page."""
@@ -143,7 +154,7 @@ class StepRecord:
 
     def trace(self, seconds: Callable[[Any], float]) -> Trace:
         """The whole step, which is over. ``seconds`` tells them from moments."""
-        return self._recorder().trace(seconds)
+        return self._recorder().trace(partial(_when, seconds))
 
     def timeline(
         self, seconds: Callable[[Any], float], shortest_stall_s: float = 0.0, is_synchronous: bool = False
@@ -156,6 +167,7 @@ class StepRecord:
             is_synchronous: whether an operation's work is over when it ends. On a device that runs behind the host it
                 is not, and the time until the next operation is all counted as its own.
         """
+        seconds = partial(_when, seconds)
         spans: list[Span] = []
         levels: list[Level] = []
         running = _Running()
@@ -227,25 +239,56 @@ class StepRecord:
         return recorder
 
 
+class _Share(NamedTuple):
+    """A moment between two others, at a share of the time between them."""
+
+    start: Any
+    end: Any
+    share: float
+
+
+def _when(seconds: Callable[[Any], float], moment: Any) -> float:
+    if not isinstance(moment, _Share):
+        return seconds(moment)
+    start_s, end_s = seconds(moment.start), seconds(moment.end)
+    return start_s + moment.share * (end_s - start_s)
+
+
+def _times(
+    ops: Sequence[TracedOp], events: list[tuple[int, int, int, float]], between: tuple[Any, Any] | None
+) -> Iterator[Any]:
+    """When each operation of a journal began: as the journal says, or as the plan's operations share the time between."""
+    began = [(position, at_s) for kind, position, _, at_s in events if kind == _OP_BEGAN]
+    if between is None:
+        yield from (at_s for _, at_s in began)
+        return
+    total_s = sum(ops[position].seconds for position, _ in began) or 1.0
+    so_far_s = 0.0
+    for position, _ in began:
+        yield _Share(*between, so_far_s / total_s)
+        so_far_s += ops[position].seconds
+
+
 def _told(
-    ops: Sequence[TracedOp], journal: Journal, host: int, disk: int
+    ops: Sequence[TracedOp], journal: Journal, host: int, disk: int, between: tuple[Any, Any] | None
 ) -> Iterator[tuple[Any, ...]]:
     """The events of a journal, as Python would have noted them."""
-    began: tuple[int, int, float] | None = None
+    events = journal.events()
+    times = _times(ops, events, between)
+    began: tuple[int, int] | None = None
     used: list[PageId] = []
     wrote: list[PageId] = []
-    for kind, which, nbytes, at in journal.events():
+    for kind, which, nbytes, _ in events:
         if kind == _OP_USED:
             used.append(which)
             continue
         if began is not None:  # its pages are known now
-            position, resident, began_s = began
-            op = ops[position]
-            yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, began_s
-            yield _READY, op.name, began_s, resident, host, disk
+            op, now = ops[began[0]], next(times)
+            yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now
+            yield _READY, op.name, now, began[1], host, disk
             began = None
         if kind == _OP_BEGAN:
-            began, used, wrote = (which, nbytes, at), [], []
+            began, used = (which, nbytes), []
         elif kind == _OP_CREATED:
             yield _CREATED, which, nbytes, ""
         elif kind == _OP_WROTE:
@@ -255,3 +298,6 @@ def _told(
             wrote = []
         else:
             yield _DIED, which
+    if began is not None:  # it runs
+        op, now = ops[began[0]], next(times)
+        yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now

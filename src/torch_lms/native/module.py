@@ -49,7 +49,7 @@ class Native(Protocol):
         is_new: bool,
         position: int,
         device: int,
-        sizes: tuple[int, int, int, int, int],
+        sizes: tuple[int, int, int, int, int, int],
         states: list[tuple[PageId, bool, bool, bool]],
         bound: list[tuple[PageId, int]],
     ) -> None:
@@ -61,7 +61,8 @@ class Native(Protocol):
             position: of the last operation.
             device: its index.
             sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
-                device; room with which a page is to be fetched at once, 0 for none.
+                device; room with which a page is to be fetched at once, 0 for none. Last, after how many microseconds
+                the next operation is Python's, 0 for never.
             states: pages of which something has changed: whether their bytes are on the device, whether they may be used
                 at once, whether others are recomputed from them.
             bound: pages and their numbers in the plan, as far as that is news.

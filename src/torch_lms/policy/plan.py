@@ -71,11 +71,10 @@ class Plan:
         warn_of_old_name(self, "remade", "recomputations")
         return self.recomputations
 
-    def needs_decision(self, position: int) -> bool:
-        """Whether the operation at ``position`` is more than to be run: pages move when it begins, or it is captured."""
-        moved_before = position > 0 and (self.evicts[position - 1] or position - 1 in self.dropped_after)
-        moves = self.fetches[position] or position in self.recomputed_before
-        return bool(moved_before or moves) or position in self.repeated_ops
+    def moves_before(self, position: int) -> bool:
+        """Whether pages move when the operation at ``position`` begins."""
+        are_due = position > 0 and (self.evicts[position - 1] or position - 1 in self.dropped_after)
+        return bool(are_due or self.fetches[position]) or position in self.recomputed_before
 
     @cached_property
     def repeated_ops(self) -> frozenset[int]:

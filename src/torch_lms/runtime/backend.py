@@ -91,11 +91,11 @@ class DeviceBackend:
         self._recomputer.forget(entry.page)
         del self._entries[entry.page]
 
-    def passed(self, passed: Passed, journal: Journal, born: list[Entry]) -> None:
-        """Operations followed the plan, and nothing had to be decided for them. ``born``: the entries of the births."""
+    def passed(self, passed: Passed, journal: Journal, since: Mark | None, born: list[Entry]) -> None:
+        """See ``Engine``. ``born``: the entries of the births."""
         for entry in born:
             self._entries[entry.page] = entry
-        self.engine.passed(passed, journal)
+        self.engine.passed(passed, journal, since)
         for page in passed.deaths:
             self.executor.forget(self._entries.pop(page))
             self._recomputer.forget(page)

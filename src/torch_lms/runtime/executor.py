@@ -135,6 +135,10 @@ class Executor(ABC):
         """From now on tell of each stream on which a page may be used as it is, by its number; of those so far, now."""
         return
 
+    def streams_of(self, page: PageId) -> list[int]:
+        """The numbers of the streams on which the page may be used as it is."""
+        return []
+
     @abstractmethod
     def adopt(self, entry: Entry) -> None:
         """The program had ``entry`` before it was a page: its memory may have been allocated on any stream."""

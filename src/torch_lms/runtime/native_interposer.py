@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from enum import IntEnum
 from threading import RLock, get_ident
 from typing import Any
 
@@ -24,6 +25,22 @@ from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE
 
 
+class Prepared(IntEnum):
+    """What became of an operation for which pages had to move. As ``native/csrc/interposer.h`` has it."""
+
+    NO = 0
+    """Nothing: the mode has to run it."""
+
+    FOLLOWED = 1
+    """The pages are there, and the plan is followed from this operation on."""
+
+    BEGUN = 2
+    """They are there, and pinned until it has ``ended``."""
+
+
+_PATIENCE_US = 200
+"""How long operations pass before it is asked whether copies down have ended, whose room a page waits for."""
+
 _MAX_PLANS = 48
 """That the interposer knows. More than are remembered, so that those in use are seldom told anew."""
 
@@ -40,12 +57,15 @@ class NativeFastPath(FastPath):
         lock: RLock,
         reap: Callable[[], None],
         notice_size: Callable[[Entry], None],
+        end: Callable[[list[Entry], list[Entry]], None],
     ) -> None:
         super().__init__(table, lock, reap, notice_size)
+        self._end = end
         self._native = native
         self._telling: set[DeviceBackend] = set()
         self._followed: DeviceBackend | None = None
         self._cursor: PlanCursor | None = None
+        self._since: Any = None
         self._plans: dict[int, tuple[Plan, Any]] = {}
 
     @property
@@ -54,17 +74,25 @@ class NativeFastPath(FastPath):
 
     def _has_opened(self) -> None:
         backends = self._table.backends
-        if not self._telling:  # pages have moved since, and may be used on other streams than before
-            self._native.forget_streams([entry.page for entry in self._table.registry])
         for backend in backends:
-            if backend not in self._telling:
-                backend.executor.tell_streams(self._native.use_on)
-                self._telling.add(backend)
+            if backend.executor.has_streams:
+                its = [entry.page for entry in self._table.registry if entry.engine is backend.engine]
+                self._tell_streams(backend, its)
         self._native.open([(index_of(backend.device), backend.engine.pager.limit) for backend in backends])
+
+    def _tell_streams(self, backend: DeviceBackend, moved: list[PageId]) -> None:
+        """On which streams ``moved`` may be used now; the executor tells whenever there are more."""
+        self._native.forget_streams(moved)
+        if backend not in self._telling:
+            backend.executor.tell_streams(self._native.use_on)
+            self._telling.add(backend)
+            return
+        for page in moved:
+            for stream in backend.executor.streams_of(page):
+                self._native.use_on(page, stream)
 
     def _has_closed(self) -> list[tuple[int, list[Entry]]]:
         """Pages born there are known by their numbers once the books are up to date."""
-        self._telling.clear()
         running = self._native.close()
         self._reap()
         return self._entries_of(running)
@@ -81,22 +109,53 @@ class NativeFastPath(FastPath):
         (backend,) = backends
         engine = backend.engine
         cursor = engine.cursor_to_follow
-        if cursor is None or backend.executor.has_streams:
+        if cursor is None:
             return
         pager, ledger = engine.pager, engine.pager.book.ledger
+        states = _moved(pager)
+        if backend.executor.has_streams:
+            self._tell_streams(backend, [page for page, *_ in states])
+            self._since = backend.mark()
         waiting = (pager.book[page] for page in cursor.to_fetch)
         wanted = next((page.nbytes for page in waiting if page.state is State.EVICTED), 0)
+        patience_us = _PATIENCE_US if wanted and pager.book.evicting else 0
         self._native.follow(
             self._plan_of(cursor.plan),
             cursor is not self._cursor,
             cursor.position,
             index_of(backend.device),
-            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, wanted),
-            _moved(pager),
+            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, wanted, patience_us),
+            states,
             cursor.take_newly_bound(),
         )
         self._cursor = cursor
         self._followed = backend
+
+    def prepare(self, pages: list[PageId], writes: list[PageId]) -> "Prepared":
+        """The plan's next operation, which the interposer is about to run, begins on ``pages``."""
+        with self._lock:
+            backend = self._followed
+            self._reap()
+            if backend is None or backend.engine.cursor_to_follow is not self._cursor or self._cursor is None:
+                return Prepared.NO  # another thread was quicker
+            engine, used = backend.engine, tuple(pages)
+            op = self._cursor.plan.trace.ops[self._cursor.position + 1]
+            try:
+                engine.op_begins(op, used, op.new_bytes, tuple(writes))
+            except (RuntimeError, MemoryError) as error:
+                if not backend.executor.is_out_of_memory(error):
+                    raise
+                return Prepared.NO  # it will be told in full
+            if engine.cursor_to_follow is not self._cursor:
+                return Prepared.BEGUN
+            engine.pager.book.unpin(used, engine.pager.view.tick)  # whoever takes over pins them anew
+            self.hand_over()
+            return Prepared.FOLLOWED
+
+    def ended(self, pages: list[PageId], written: list[PageId]) -> None:
+        """It ended, of which no plan was followed."""
+        found = [entry for page in pages if (entry := self._table.registry.get(page)) is not None]
+        self._end(found, [entry for entry in found if entry.page in written])
 
     def take_over(self) -> None:
         backend, self._followed = self._followed, None
@@ -106,7 +165,7 @@ class NativeFastPath(FastPath):
         entries, told = self._table.born_as_planned(births)
         book = backend.engine.pager.book
         deaths = [page for page in dead if page in book]
-        backend.passed(Passed(ops, position, created, told, bound, uses, deaths, *peaks), journal, entries)
+        backend.passed(Passed(ops, position, created, told, bound, uses, deaths, *peaks), journal, self._since, entries)
         for page in dead:
             entry = self._table.registry.forget(page)
             if entry is not None and page not in deaths:
@@ -174,7 +233,10 @@ def _compiled(native: Native, plan: Plan) -> Any:
         if 0 <= page.dead < len(dies):
             dies[page.dead].append(number)
     ops = [
-        (op.name, op.pages, op.creates, dies[position], op.new_bytes, plan.needs_decision(position))
+        (
+            *(op.name, op.pages, op.creates, dies[position], op.new_bytes),
+            *(plan.moves_before(position), position in plan.repeated_ops),
+        )
         for position, op in enumerate(trace.ops)
     ]
     return native.StepPlan(ops, [page.nbytes for page in trace.pages])
@@ -190,6 +252,8 @@ class Callbacks:
         self.room_is_short = fast_path.room_is_short
         self.resized = fast_path.resized
         self.ended_pinned = fast_path.ended_pinned
+        self.prepare = fast_path.prepare
+        self.ended = fast_path.ended
         self.is_out_of_memory = owner.is_out_of_memory
 
     def born(self, tensor: torch.Tensor) -> None:

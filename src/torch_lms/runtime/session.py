@@ -94,7 +94,9 @@ class Session(PageOwner):
         else:
             table = NativePageTable(self.kind, self.lock, self._new_backend, native)
             self._table = table
-            self.fast_path = fast_path = NativeFastPath(native, table, self.lock, self._reap, self._notice_size)
+            self.fast_path = fast_path = NativeFastPath(
+                native, table, self.lock, self._reap, self._notice_size, self.end
+            )
         self.find = self._table.find  # type: ignore[method-assign]  # called most: a frame less
         if native is None:
             self.mode = LmsMode(self)

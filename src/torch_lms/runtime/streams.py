@@ -342,6 +342,10 @@ class StreamExecutor(Executor):
             for stream in use.streams:
                 self._tell(page, stream)
 
+    def streams_of(self, page: PageId) -> list[int]:
+        use = self._uses.get(page)
+        return [] if use is None else [self._device.id_of(stream) for stream in use.streams]
+
     def _tell(self, page: PageId, stream: Stream) -> None:
         if self._told is not None:
             self._told(page, self._device.id_of(stream))

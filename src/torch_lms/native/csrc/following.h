@@ -18,7 +18,8 @@ struct PlannedOp {
   std::vector<int> creates;
   std::vector<int> dies;  // once it is over
   int64_t new_bytes;
-  bool is_python;  // pages move before it, or it is captured to be repeated
+  bool moves;        // there are pages to move when it begins
+  bool is_captured;  // Python has it as a whole: it may be repeated
 };
 
 struct StepPlan {
@@ -37,6 +38,7 @@ struct Handover {
   int64_t peak;
   int64_t resident_peak;
   int64_t wanted;  // as soon as there is so much room, a page is to be fetched; 0 if none waits for that
+  int64_t patience_us;  // after which Python looks whether there is; 0 if it need not
 };
 
 // What it hears when it takes over again.
@@ -79,6 +81,7 @@ class Following {
       }
     }
     handover_ = std::move(handover);
+    until_ = std::chrono::steady_clock::now() + std::chrono::microseconds(handover_.patience_us);
     passed_ = {};
     passed_.journal = std::make_shared<Journal>();
     passed_.position = handover_.position;
@@ -127,21 +130,26 @@ class Following {
     return true;
   }
 
-  // Whether there is room for what `op` creates, and no page is to be fetched first. `used`: its pages.
-  bool has_room(const PlannedOp& op, const std::vector<Page*>& used, int64_t runs) {
-    Account& account = pages_.account(handover_.device);
+  // Whether `op` needs more than the limit by `runs`, so that it is to be split. `used`: its pages.
+  bool is_large(const PlannedOp& op, const std::vector<Page*>& used, int64_t runs) {
     int64_t working_set = op.new_bytes;
     for (const Page* page : used) {
       working_set += page->nbytes;
     }
-    if (working_set > account.limit / runs) {
-      return false;  // it is to be split
-    }
+    return working_set > handover_.limit / runs;
+  }
+
+  // Whether there is room for what `op` creates, and no page is to be fetched first.
+  bool has_room(const PlannedOp& op) {
+    Account& account = pages_.account(handover_.device);
     const auto room = [&] { return account.limit - account.resident - op.new_bytes; };
     if (room() < 0) {
       pages_.sweep();
     }
-    return room() >= 0 && (handover_.wanted == 0 || room() < handover_.wanted);
+    if (room() < 0 || (handover_.wanted != 0 && room() >= handover_.wanted)) {
+      return false;
+    }
+    return handover_.patience_us == 0 || std::chrono::steady_clock::now() < until_;
   }
 
   // The plan's next operation begins.
@@ -234,6 +242,7 @@ class Following {
 
   Pages& pages_;
   Handover handover_ = {};
+  std::chrono::steady_clock::time_point until_;
   Passed passed_ = {};
   std::vector<PageId> numbered_;  // by number in the plan
   uint64_t touches_ = 0;

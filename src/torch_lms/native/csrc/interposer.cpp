@@ -242,7 +242,11 @@ void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet
 void Interposer::run_plain(
     const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
   Running& self = running();
-  if (!enter(op, handle, *stack, self)) {
+  Entrance entrance = enter(op, handle, *stack, self);
+  if (entrance == Entrance::to_prepare) {
+    entrance = prepare(self);
+  }
+  if (entrance == Entrance::python) {
     run_in_python(handle, below, stack);
     return;
   }
@@ -251,7 +255,7 @@ void Interposer::run_plain(
   std::vector<c10::IValue> arguments;
   std::optional<Undo> undo;  // where it is needed; room is short only while a plan is followed
   bool is_repeatable = op.is_repeatable();
-  if (!is_repeatable && self.epoch != 0 && (self.position >= 0 || self.is_expected)) {
+  if (!is_repeatable && (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected)) {
     undo.emplace(settings.device_type, below_);
     is_repeatable = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
   }
@@ -297,11 +301,11 @@ void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchK
 }
 
 // The operation begins, if all that it touches is known and nothing has to move.
-bool Interposer::enter(
+Entrance Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   std::lock_guard<std::mutex> held(lock);
   if (self.is_busy || !(is_open || is_following)) {
-    return false;
+    return Entrance::python;
   }
   self.found.clear();
   ++looked_up_;
@@ -309,53 +313,80 @@ bool Interposer::enter(
     const bool is_known = !value.isStorage() && !value.isObject() &&
         every_tensor(value, [&](const at::Tensor& tensor) { return look_up(tensor, self.found); });
     if (!is_known) {
-      return false;
+      return Entrance::python;
     }
-  }
-  self.epoch = 0;
-  if (!is_open && !follow(op, handle, stack, self)) {
-    return false;
   }
   self.pages.clear();
   for (const Page* page : self.found) {
     self.pages.push_back(page->id);
   }
-  self.is_busy = true;
+  self.epoch = 0;
+  self.is_prepared = self.must_end = false;
+  const Entrance entrance = is_open ? Entrance::passes : follow(op, handle, stack, self);
+  if (entrance != Entrance::python) {
+    entered += !self.pages.empty();
+  }
+  self.is_busy = entrance == Entrance::passes;
   self.is_pinned = false;
-  entered += !self.pages.empty();
-  return true;
+  return entrance;
 }
 
-// The operation follows the plan, and nothing has to move for it.
-bool Interposer::follow(
-    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
-  for (const Page* page : self.found) {
-    if (!page->is_usable) {
-      return false;
+// Have Python move pages for the operation, which is the plan's next.
+Entrance Interposer::prepare(Running& self) {
+  const auto owner = owner_;
+  const Prepared prepared = owner ? owner->prepare(self.pages, self.wrote) : Prepared::no;
+  std::lock_guard<std::mutex> held(lock);
+  if (prepared == Prepared::followed) {
+    const bool are_there = std::all_of(self.pages.begin(), self.pages.end(), [&](PageId id) {
+      const Page* page = pages.find(id);
+      return page != nullptr && page->is_usable;
+    });
+    if (!is_following || following.position() != self.position || !are_there) {
+      return Entrance::python;  // another thread was quicker
     }
+    self.epoch = following.epoch();
+    self.journal_size = following.journal_size();
+  }
+  self.is_prepared = true;
+  self.must_end = prepared == Prepared::begun;
+  self.is_busy = prepared != Prepared::no;
+  return self.is_busy ? Entrance::passes : Entrance::python;
+}
+
+// Whether the operation follows the plan, and whether pages have to move for it.
+Entrance Interposer::follow(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  following.bury_expected();
+  const PlannedOp* next = following.next();
+  const bool is_next = next != nullptr && next->name == op.name && following.are(self.found, next->pages);
+  if (!is_next && !self.found.empty()) {
+    return Entrance::python;
+  }
+  bool moves = false;
+  for (const Page* page : self.found) {
+    moves = moves || !page->is_usable;
   }
   self.wrote.clear();
   const auto given = arguments_of(handle, stack).begin();
   for (const size_t place : op.writes) {
-    const bool may_be_written = every_tensor(given[static_cast<std::ptrdiff_t>(place)], [&](const at::Tensor& tensor) {
+    every_tensor(given[static_cast<std::ptrdiff_t>(place)], [&](const at::Tensor& tensor) {
       const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
       if (page != nullptr) {
         self.wrote.push_back(page->id);
+        moves = moves || page->has_dependents;
       }
-      return page == nullptr || !page->has_dependents;
+      return true;
     });
-    if (!may_be_written) {
-      return false;
+  }
+  if (is_next) {
+    if (next->is_captured || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
+      return Entrance::python;
     }
+    moves = moves || next->moves || !following.has_room(*next);
   }
-  following.bury_expected();
-  const PlannedOp* next = following.next();
-  const bool is_next = next != nullptr && next->name == op.name && following.are(self.found, next->pages);
-  if (is_next && (next->is_python || !following.has_room(*next, self.found, op.takes_lists ? settings.runs : 1))) {
-    return false;
-  }
-  if (!is_next && !self.found.empty()) {
-    return false;
+  if (moves) {
+    self.position = following.position() + 1;
+    return self.found.empty() ? Entrance::python : Entrance::to_prepare;  // nobody knows whether it creates anything
   }
   self.epoch = following.epoch();
   self.position = -1;
@@ -365,7 +396,7 @@ bool Interposer::follow(
     following.advance(self.found);
     self.position = following.position();
   }
-  return true;
+  return Entrance::passes;
 }
 
 // An operation that follows the plan creates a page of `nbytes`: whether the plan has it so.
@@ -441,7 +472,7 @@ void Interposer::finish(
       }
     }
     if (is_following && self.epoch == following.epoch() && self.position >= 0) {
-      if (!is_run_again || !following.take_back(self.position, self.journal_size)) {
+      if (!is_run_again || self.is_prepared || !following.take_back(self.position, self.journal_size)) {
         for (const PageId id : stack != nullptr ? self.wrote : self.pages) {
           following.wrote(id);
         }
@@ -479,6 +510,9 @@ void Interposer::finish(
   }
   if (is_short) {
     owner->room_is_short();
+  }
+  if (self.must_end) {
+    owner->ended(self.pages, stack != nullptr ? self.wrote : self.pages);
   }
 }
 

@@ -44,6 +44,14 @@ struct Operator {
   }
 };
 
+// What became of an operation that follows the plan, and for which pages had to move. As `runtime/native_interposer.py`
+// has it.
+enum class Prepared : int8_t {
+  no = 0,        // nothing: Python has to run it
+  followed = 1,  // they are there, and the plan is followed from this operation on
+  begun = 2,     // they are there, and pinned until Python hears that it `ended`
+};
+
 // What the owner of the pages, in Python, does for us. Called with the GIL, and without our lock.
 class Owner {
  public:
@@ -51,6 +59,9 @@ class Owner {
   virtual Operator describe(const c10::OperatorHandle& op) = 0;
   // Runs an operation, on pages that may have to be brought back first.
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+  // The plan's next operation begins, on these pages: has them there, and room for what it creates.
+  virtual Prepared prepare(const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
+  virtual void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) = 0;
   // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
   virtual void born(const at::Tensor& tensor) = 0;
   // Storages were made as a plan has them. They are given their Python objects, as Python would have given them: PyTorch
@@ -74,11 +85,15 @@ struct Running {
   // While a plan is followed:
   uint64_t epoch = 0;         // since when it is; 0 if the operation does not follow it
   int position = -1;          // of the operation in the plan; -1 if it has none so far
+  bool is_prepared = false;   // Python has moved pages for it
+  bool must_end = false;      // and hears of its end
   bool is_expected = false;   // the plan's next operation is like this one, if it creates a page
   size_t journal_size = 0;    // before it
   std::vector<PageId> wrote;  // pages that it may write
   std::vector<Page*> found;   // among its arguments, while it is looked up
 };
+
+enum class Entrance { passes, to_prepare, python };
 
 struct Settings {
   c10::DeviceType device_type = c10::DeviceType::CPU;
@@ -152,14 +167,15 @@ class Interposer {
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
-  bool enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  Entrance prepare(Running& self);
   void finish(
       const Operator& op,
       const c10::OperatorHandle& handle,
       const torch::jit::Stack* stack,
       Running& self,
       bool is_run_again);
-  bool follow(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  Entrance follow(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   bool is_born_as_planned(const Running& self, int64_t nbytes, int device);
   std::vector<std::pair<uint64_t, std::vector<PageId>>> pin_running();
   bool look_up(const at::Tensor& tensor, std::vector<Page*>& found) const;

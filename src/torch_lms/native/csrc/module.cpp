@@ -144,6 +144,16 @@ class PythonOwner : public Owner {
     put_results(op, stack, call("run", function, std::move(by_place), std::move(by_name)), given);
   }
 
+  Prepared prepare(const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
+    py::gil_scoped_acquire gil;
+    return static_cast<Prepared>(call("prepare", pages, writes).cast<int>());
+  }
+
+  void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) override {
+    py::gil_scoped_acquire gil;
+    call("ended", pages, written);
+  }
+
   void born(const at::Tensor& tensor) override {
     py::gil_scoped_acquire gil;
     call("born", py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)));
@@ -317,13 +327,13 @@ std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
   return young;
 }
 
-// One of a plan's operations as Python has it: name, pages, creates, dies, new_bytes, is_python.
-using AsTold = std::tuple<std::string, std::vector<int>, std::vector<int>, std::vector<int>, int64_t, bool>;
+// One of a plan's operations, as Python tells of it.
+using AsTold = std::tuple<std::string, std::vector<int>, std::vector<int>, std::vector<int>, int64_t, bool, bool>;
 
 std::shared_ptr<StepPlan> new_plan(const std::vector<AsTold>& ops, std::vector<int64_t> nbytes) {
   auto plan = std::make_shared<StepPlan>();
-  for (const auto& [name, pages, creates, dies, new_bytes, is_python] : ops) {
-    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, is_python});
+  for (const auto& [name, pages, creates, dies, new_bytes, moves, is_captured] : ops) {
+    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, moves, is_captured});
   }
   plan->nbytes = std::move(nbytes);
   return plan;
@@ -337,7 +347,7 @@ void follow(
     bool is_new,
     int position,
     int device,
-    const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>& sizes,
+    const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>& sizes,
     const std::vector<PageState>& states,
     const std::vector<std::pair<PageId, int>>& bound) {
   locked([&](Interposer& all) {
@@ -348,8 +358,9 @@ void follow(
         page->has_dependents = has_dependents;
       }
     }
-    const auto [limit, resident, peak, resident_peak, wanted] = sizes;
-    all.following.begin({std::move(plan), is_new, position, device, limit, resident, peak, resident_peak, wanted});
+    const auto [limit, resident, peak, resident_peak, wanted, patience_us] = sizes;
+    all.following.begin(
+        {std::move(plan), is_new, position, device, limit, resident, peak, resident_peak, wanted, patience_us});
     for (const auto& [id, number] : bound) {
       if (Page* page = all.pages.find(id)) {
         all.following.bind(*page, number);
