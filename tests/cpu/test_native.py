@@ -17,6 +17,7 @@ from torch import nn
 
 import torch_lms
 from tests.ways import IS_NATIVE
+from torch_lms.engine import Engine
 from torch_lms.native import build, load
 from torch_lms.runtime import api
 
@@ -217,6 +218,126 @@ def test_random_programs_by_both_ways(seed: int, limit: int, monkeypatch: pytest
         assert theirs is not None
         assert [page.nbytes for page in ours.pages] == [page.nbytes for page in theirs.pages]
         assert [op[:4] for op in ours.ops] == [op[:4] for op in theirs.ops]
+
+
+def _steps(seed: int, recorded: list[Any] | None = None) -> list[torch.Tensor]:
+    """Six equal steps of a random network: plans are made after the second, and followed."""
+    choose = random.Random(seed)
+    kinds = [choose.randrange(5) for _ in range(10)]
+    torch.manual_seed(seed)
+    layers = nn.ModuleList([nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(4)])
+    optimizer = torch.optim.AdamW(layers.parameters(), foreach=seed % 2 == 0)
+    losses = []
+    for _ in range(6):
+        x = torch.randn(64, 32)
+        kept = [x]
+        for place, kind in enumerate(kinds):
+            if kind == 0:
+                x = layers[place % 4](x).relu()
+            elif kind == 1:
+                x = nn.functional.dropout(x, 0.3).mul_(1.5)
+            elif kind == 2:
+                kept.append(x)
+                x = torch.cat([x, kept[0]]).chunk(2)[1].sin()
+            elif kind == 3:
+                x = x + kept[-1] * 0.5
+            else:
+                x = x.reshape(32, 64).t().reshape(64, 32).exp().clamp(max=3)
+        loss = x.square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        if recorded is not None:
+            recorded.append(api.last_step().trace)
+    return [*losses, *(value.detach() for value in layers.state_dict().values())]
+
+
+@needs_native
+@pytest.mark.parametrize(("share", "recompute"), [(0.5, False), (0.75, False), (0.95, False), (0.6, True)])
+@pytest.mark.parametrize("seed", range(8))
+def test_planned_steps_that_pass_natively(seed: int, share: float, recompute: bool) -> None:
+    """With the same bits, and recorded as the step was from which the plan was made."""
+    expected = _steps(seed)
+    with torch_lms.session(limit="1GB", min_size=512, device="cpu") as lms:
+        _steps(seed)
+        limit = int(share * lms.stats().demand_bytes)
+    recorded: list[Any] = []
+    with torch_lms.session(limit=limit, min_size=512, device="cpu", recompute=recompute) as lms:
+        found = _steps(seed, recorded)
+        lms.validate()
+        stats = lms.stats()
+    assert all(map(torch.equal, found, expected))
+    assert stats.planned_steps >= 1
+    assert stats.diverged_steps <= 2
+    *_, one, same = recorded
+    assert [(op.name, len(op.pages), len(op.writes)) for op in one.ops] == [
+        (op.name, len(op.pages), len(op.writes)) for op in same.ops
+    ]
+    for op, other in zip(one.ops, same.ops, strict=True):
+        assert [one.pages[page].nbytes for page in op.pages] == [same.pages[page].nbytes for page in other.pages]
+        assert [one.pages[page].nbytes for page in op.creates] == [same.pages[page].nbytes for page in other.creates]
+
+
+@needs_native
+def test_operations_between_two_moves_pass_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = [0]
+    op_begins = Engine.op_begins
+
+    def counted(self: Engine, *args: Any) -> None:
+        begun[0] += 1
+        op_begins(self, *args)
+
+    x = torch.zeros(64, 64, requires_grad=True)
+    optimizer = torch.optim.SGD([x], lr=0.1)
+
+    def step() -> None:
+        first = x.exp()
+        y = first * 1
+        for _ in range(100):
+            y = y + 1
+        (first * y).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with torch_lms.session(limit=5 << 14, min_size=1024, device="cpu") as lms:
+        for _ in range(4):
+            step()
+        monkeypatch.setattr(Engine, "op_begins", counted)
+        lms.reset_stats()
+        step()
+        assert lms.stats().planned_steps == 1
+        assert lms.stats().evictions > 0
+        assert 0 < begun[0] < 20
+
+
+@needs_native
+@pytest.mark.parametrize("fails_at", [3, 40, 90])
+def test_an_operation_that_fails_while_a_plan_is_followed(fails_at: int) -> None:
+    """The program goes on as it would have; the books say what is the case."""
+
+    def train() -> list[torch.Tensor]:
+        x = torch.ones(64, 64)
+        found = []
+        for step in range(8):
+            first = x * 2
+            y = first + 1
+            for place in range(100):
+                if step >= 6 and place == fails_at:
+                    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+                        torch.mm(y, torch.ones(63, 64))
+                y = y * 0.5 + 1
+            x = first * 0.25 + y
+            found.append(x.sum())
+            torch_lms.step() if torch_lms.is_enabled() else None
+        return found
+
+    expected = train()
+    with torch_lms.session(limit=3 << 14, min_size=1024, device="cpu") as lms:
+        found = train()
+        lms.validate()
+        assert lms.stats().planned_steps >= 1
+    assert all(map(torch.equal, found, expected))
 
 
 @needs_native

@@ -221,6 +221,7 @@ class LmsMode(TorchDispatchMode):
                 args = (*args[:place], placeholder, *args[place + 1 :])
             part = _Op(info.name, self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
             part.new_bytes = self._new_bytes(op.func, info, args, kwargs)
+            self._fast_path.was_split(info.name, part.entries)
             return self._execute(part)
 
         return split.perform(program, run)

@@ -72,6 +72,9 @@ class FastPath(Protocol):
     def exit(self, entries: list[Entry], wrote: bool) -> None:
         """The operation ended, or failed, and perhaps ``wrote`` to its pages."""
 
+    def was_split(self, name: str, entries: list[Entry]) -> None:
+        """An operation of that name on ``entries`` is a part of a larger one."""
+
 
 class PageOwner(ABC):
     """Sees to it that pages are there while they are used. Any thread may call it.

@@ -110,8 +110,8 @@ class StepRecord:
         disk: int,
         between: tuple[Any, Any] | None,
     ) -> None:
-        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile. ``between``: when it
-        was begun and ended, if its own times are not those of the program's work.
+        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile. ``between``: when
+        it was begun and ended, if its own times are not those of the program's work.
         """
         self.op_count += count
         self._append((_PASSED, ops, journal, host, disk, between))
@@ -257,7 +257,7 @@ def _when(seconds: Callable[[Any], float], moment: Any) -> float:
 def _times(
     ops: Sequence[TracedOp], events: list[tuple[int, int, int, float]], between: tuple[Any, Any] | None
 ) -> Iterator[Any]:
-    """When each operation of a journal began: as the journal says, or as the plan's operations share the time between."""
+    """When each operation of a journal began: as that says, or as the plan's operations share the time between."""
     began = [(position, at_s) for kind, position, _, at_s in events if kind == _OP_BEGAN]
     if between is None:
         yield from (at_s for _, at_s in began)

@@ -63,8 +63,8 @@ class Native(Protocol):
             sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
                 device; room with which a page is to be fetched at once, 0 for none. Last, after how many microseconds
                 the next operation is Python's, 0 for never.
-            states: pages of which something has changed: whether their bytes are on the device, whether they may be used
-                at once, whether others are recomputed from them.
+            states: pages of which something has changed: whether their bytes are on the device, whether they may be
+                used at once, whether others are recomputed from them.
             bound: pages and their numbers in the plan, as far as that is news.
         """
 

@@ -30,8 +30,8 @@ class Passed(NamedTuple):
         created: how many pages that created.
         births: the pages that they created and that live, in the order of their births.
         bound: numbers in the plan of pages that had none.
-        uses: pages that they used or created: how many operations after the first event, and how often they were written.
-            The one used last comes last.
+        uses: pages that they used or created: how many operations after the last event, and how often they were
+            written. The one used last comes last.
         deaths: pages that lived before, and died.
         peak_live, peak_device: the most bytes of pages that were alive, and on the device.
     """

@@ -198,7 +198,7 @@ class Book:
         return stale
 
     def touch(self, uses: Iterable[tuple[PageId, int, int]], tick: int) -> list[tuple[PageId, Tier]]:
-        """Pages were used, and written so often: at so many ticks after ``tick``, the one used last at the end. The lower
+        """Pages were used at so many ticks after ``tick``, and written so often; the one used last comes last. The lower
         copies, of these pages, that are worth nothing now.
         """
         stale = []

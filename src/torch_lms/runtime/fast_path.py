@@ -63,6 +63,9 @@ class FastPath:
             with self._lock:  # whoever closed it, though it may be open again, may be about to pin these
                 self._unpin(thread, wrote)
 
+    def was_split(self, name: str, entries: list[Entry]) -> None:
+        """See ``PageOwner``."""
+
     @property
     def operations(self) -> int:
         """How many operations took it that used pages."""
@@ -107,10 +110,11 @@ class FastPath:
             self._has_opened()
 
     def hand_over(self) -> None:
-        """An operation ended: those to come may pass unseen until the plan that the step follows has something to do."""
+        """An operation ended: those to come may pass unseen until the plan of the step has something to do."""
 
-    def take_over(self) -> None:
-        """Hear of the operations that passed unseen; from now on none does."""
+    def take_over(self) -> bool:
+        """From now on no operation passes unseen. Whether some could until now: then the books are up to date."""
+        return False
 
     def abandon(self) -> None:
         """The session is over, or this is a forked child: it is closed, and nobody is on it."""

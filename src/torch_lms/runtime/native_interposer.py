@@ -1,6 +1,6 @@
 """What the native interposer is told by a session, and asks of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from threading import RLock, get_ident
@@ -23,6 +23,7 @@ from torch_lms.runtime.fast_path import FastPath
 from torch_lms.runtime.interposer import Interposer
 from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE
+from torch_lms.trace import TracedOp
 
 
 class Prepared(IntEnum):
@@ -67,6 +68,7 @@ class NativeFastPath(FastPath):
         self._cursor: PlanCursor | None = None
         self._since: Any = None
         self._plans: dict[int, tuple[Plan, Any]] = {}
+        self._parts: set[tuple[str, tuple[int, ...]]] = set()
 
     @property
     def operations(self) -> int:
@@ -101,6 +103,10 @@ class NativeFastPath(FastPath):
         super().abandon()
         self._native.close()
         self._followed = None
+
+    def was_split(self, name: str, entries: list[Entry]) -> None:
+        """The interposer sees operations as they are before they are split: such a part it cannot tell from a whole."""
+        self._parts.add((name, tuple(entry.nbytes for entry in entries)))
 
     def hand_over(self) -> None:
         backends = self._table.backends
@@ -157,10 +163,10 @@ class NativeFastPath(FastPath):
         found = [entry for page in pages if (entry := self._table.registry.get(page)) is not None]
         self._end(found, [entry for entry in found if entry.page in written])
 
-    def take_over(self) -> None:
+    def take_over(self) -> bool:
         backend, self._followed = self._followed, None
         if backend is None:
-            return
+            return False
         journal, ops, position, created, births, bound, uses, dead, *peaks, running = self._native.take_over()
         entries, told = self._table.born_as_planned(births)
         book = backend.engine.pager.book
@@ -171,6 +177,7 @@ class NativeFastPath(FastPath):
             if entry is not None and page not in deaths:
                 backend.executor.forget(entry)  # its engine has not heard of it
         self._pin(self._entries_of(running))
+        return True
 
     def _plan_of(self, plan: Plan) -> Any:
         """``plan`` as the interposer has it."""
@@ -178,7 +185,7 @@ class NativeFastPath(FastPath):
         if known is not plan:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            followed = _compiled(self._native, plan)
+            followed = _compiled(self._native, plan, self._parts)
             self._plans[id(plan)] = plan, followed
         return followed
 
@@ -211,8 +218,8 @@ class NativeFastPath(FastPath):
 
 
 def _moved(pager: Pager) -> list[tuple[PageId, bool, bool, bool]]:
-    """Pages of which something changed since this was last asked: whether their bytes are on the device, whether they may
-    be used at once, whether others are recomputed from them.
+    """Pages of which something changed since this was last asked: whether their bytes are on the device, whether they
+    may be used at once, whether others are recomputed from them.
     """
     moved = pager.book.moved | pager.recipes.moved
     pager.book.moved.clear()
@@ -226,8 +233,13 @@ def _moved(pager: Pager) -> list[tuple[PageId, bool, bool, bool]]:
     return states
 
 
-def _compiled(native: Native, plan: Plan) -> Any:
+def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int, ...]]]) -> Any:
+    """``plan`` as the interposer has it. ``parts``: operations that are parts of larger ones, which Python splits."""
     trace = plan.trace
+
+    def is_whole(op: TracedOp) -> bool:
+        return (op.name, tuple(trace.pages[page].nbytes for page in op.pages)) not in parts
+
     dies: list[list[int]] = [[] for _ in trace.ops]
     for number, page in enumerate(trace.pages):
         if 0 <= page.dead < len(dies):
@@ -235,7 +247,7 @@ def _compiled(native: Native, plan: Plan) -> Any:
     ops = [
         (
             *(op.name, op.pages, op.creates, dies[position], op.new_bytes),
-            *(plan.moves_before(position), position in plan.repeated_ops),
+            *(plan.moves_before(position), position in plan.repeated_ops or not is_whole(op)),
         )
         for position, op in enumerate(trace.ops)
     ]

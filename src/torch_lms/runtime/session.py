@@ -144,8 +144,8 @@ class Session(PageOwner):
                 self._table.count_dead()
                 entry = self._table.add_young(storage)
             else:
-                self.fast_path.take_over()
-                self._table.reap()
+                if not self.fast_path.take_over():
+                    self._table.reap()
                 entry = self._table.add(storage, is_owned)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
@@ -193,11 +193,11 @@ class Session(PageOwner):
             self.fast_path.close()
 
     def _reap(self) -> None:
-        """Bring the books up to date: which operations passed unseen, whose storages died, who was born on the fast path,
-        whose holds ended.
+        """Bring the books up to date: which operations passed unseen, whose storages died, who was born, whose holds
+        ended.
         """
-        self.fast_path.take_over()
-        self._table.reap()
+        if not self.fast_path.take_over():
+            self._table.reap()
         self._holds.release()
 
     # -- operations --------------------------------------------------------------------------------------------------

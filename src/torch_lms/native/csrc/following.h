@@ -19,7 +19,7 @@ struct PlannedOp {
   std::vector<int> dies;  // once it is over
   int64_t new_bytes;
   bool moves;        // there are pages to move when it begins
-  bool is_captured;  // Python has it as a whole: it may be repeated
+  bool is_python;    // it is captured, since it may be repeated, or is a part of one that is to be split
 };
 
 struct StepPlan {

@@ -379,7 +379,7 @@ Entrance Interposer::follow(
     });
   }
   if (is_next) {
-    if (next->is_captured || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
+    if (next->is_python || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
       return Entrance::python;
     }
     moves = moves || next->moves || !following.has_room(*next);

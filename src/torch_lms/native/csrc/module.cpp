@@ -332,8 +332,8 @@ using AsTold = std::tuple<std::string, std::vector<int>, std::vector<int>, std::
 
 std::shared_ptr<StepPlan> new_plan(const std::vector<AsTold>& ops, std::vector<int64_t> nbytes) {
   auto plan = std::make_shared<StepPlan>();
-  for (const auto& [name, pages, creates, dies, new_bytes, moves, is_captured] : ops) {
-    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, moves, is_captured});
+  for (const auto& [name, pages, creates, dies, new_bytes, moves, is_python] : ops) {
+    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, moves, is_python});
   }
   plan->nbytes = std::move(nbytes);
   return plan;
