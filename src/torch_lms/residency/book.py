@@ -198,8 +198,10 @@ class Book:
         return stale
 
     def touch(self, uses: Iterable[tuple[PageId, int, int]], tick: int) -> list[tuple[PageId, Tier]]:
-        """Pages were used at so many ticks after ``tick``, and written so often; the one used last comes last. The lower
-        copies, of these pages, that are worth nothing now.
+        """Pages were used so many ticks after ``tick``, and written so often; the one used last comes last.
+
+        Returns:
+            The lower copies of these pages that are worth nothing now.
         """
         stale = []
         for page_id, later, writes in uses:
