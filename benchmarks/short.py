@@ -1,0 +1,179 @@
+"""What LMS costs the host while room is short, in planned steps: for each operation, and for each action.
+
+python benchmarks/short.py            # a minute; writes results/short-<machine>.json
+python benchmarks/short.py --quick    # seconds: does it work at all?
+
+Pages move to a store that costs nothing: their memory is put aside. What is left is what LMS itself does.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from unittest.mock import patch
+
+import click
+import torch
+from overhead import INTERPOSERS, RESULTS, Spread, slug
+from rich.console import Console
+from rich.table import Table
+
+import torch_lms
+from torch_lms.capture.registry import STORAGE, Entry
+from torch_lms.residency import PageId
+from torch_lms.runtime.cpu import CpuExecutor
+from torch_lms.runtime.probe import probe
+
+FORMAT = 1
+GOALS = {"operation": 2.0, "action": 10.0}
+"""Most microseconds with the native interposer."""
+
+_FLOATS = 256
+_PAGE_BYTES = 4 * _FLOATS
+_WARM_UP = 6
+_STEPS = 5
+
+
+@contextmanager
+def free_store() -> Iterator[None]:
+    """Inside, moving a page of the CPU costs nothing: its memory is put aside, and comes back."""
+    aside: dict[PageId, torch.UntypedStorage] = {}
+
+    def swap(entry: Entry, other: torch.UntypedStorage) -> torch.UntypedStorage:
+        storage = entry()
+        if storage is not None:
+            STORAGE._swap_data_ptr_(storage, other)
+        return other
+
+    def release(_: CpuExecutor, entry: Entry) -> None:
+        aside[entry.page] = swap(entry, torch.UntypedStorage(0))
+
+    def start_fetch(_: CpuExecutor, entry: Entry) -> None:
+        swap(entry, aside.pop(entry.page))
+
+    def forget(_: CpuExecutor, entry: Entry) -> None:
+        aside.pop(entry.page, None)
+
+    def nothing(*_: object) -> None:
+        return
+
+    replaced = {
+        "start_evict": nothing,
+        "finish_evict": nothing,
+        "release": release,
+        "start_fetch": start_fetch,
+        "finish_fetch": nothing,
+        "discard": forget,
+        "forget": forget,
+        "landed": lambda _: [],
+    }
+    with patch.multiple(CpuExecutor, **replaced):
+        yield
+
+
+def new_step(away: int, ops: int) -> Callable[[], None]:
+    """A step that makes ``away`` pages, which have to leave, then runs ``ops`` operations, then uses the pages."""
+    first = torch.ones(_FLOATS)
+
+    def step() -> None:
+        pages = [first + number for number in range(away)]
+        y = first * 2
+        for _ in range(ops):
+            y = y + 1
+        for page in pages:
+            y = y + page
+
+    return step
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    """Of a processor, for one."""
+    began = time.thread_time()
+    for _ in range(_STEPS):
+        step()
+        if torch_lms.is_enabled():
+            torch_lms.step()
+    return (time.thread_time() - began) / _STEPS
+
+
+def added(interposer: str, away: int, ops: int) -> tuple[float, float]:
+    """What LMS adds to a step: seconds of a processor, and actions."""
+    step = new_step(away, ops)
+    step()
+    stock_s = seconds_of(step)
+    os.environ["TORCH_LMS_INTERPOSER"] = interposer
+    # The page that all others are made of, that which grows, and what an operation makes beside them.
+    limit = max(4, away // 2) * _PAGE_BYTES
+    with torch_lms.session(limit=limit, min_size=_PAGE_BYTES, recompute=False, device="cpu") as lms:
+        for _ in range(_WARM_UP):
+            step()
+            torch_lms.step()
+        lms.reset_stats()
+        lms_s = seconds_of(step)
+        stats = lms.stats()
+    if stats.planned_steps != _STEPS:
+        raise SystemExit(f"{stats.planned_steps} of {_STEPS} steps were planned, so this measures something else")
+    # An eviction starts, ends and frees; a fetch starts and ends; a page with a copy below is only freed.
+    actions = 3 * stats.evictions + 2 * stats.fetches + stats.clean_drops
+    return lms_s - stock_s, actions / _STEPS
+
+
+def measure(interposer: str, rounds: int) -> dict[str, list[float]]:
+    """Microseconds for an operation without actions, and for an action with its share of the operation, by round."""
+    found: dict[str, list[float]] = {"operation": [], "action": []}
+    for _ in range(rounds):
+        few_s, _ = added(interposer, 20, 200)
+        many_s, _ = added(interposer, 20, 1200)
+        op_s = (many_s - few_s) / 1000
+        more_s, more = added(interposer, 100, 200)
+        _, few = added(interposer, 20, 200)
+        found["operation"].append(op_s * 1e6)
+        found["action"].append((more_s - few_s - 160 * op_s) / (more - few) * 1e6)
+    return found
+
+
+@click.command()
+@click.option("--rounds", default=9, show_default=True)
+@click.option("--quick", is_flag=True, help="Three rounds; the figures mean little.")
+@click.option("--output", type=click.Path(path_type=Path), help="Default: results/short-<machine>.json; none if quick.")
+def main(rounds: int, quick: bool, output: Path | None) -> None:
+    """Measure what LMS costs the host while room is short."""
+    os.environ["TORCH_LMS_PLANNING"] = "at-once"
+    torch.set_num_threads(1)
+    console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
+    machine, load = probe(None, measure=False), os.getloadavg()[0]
+    with free_store():
+        found = {name: measure(name, 3 if quick else rounds) for name in INTERPOSERS}
+    spreads = {name: {what: Spread.of(times) for what, times in its.items()} for name, its in found.items()}
+    table = Table("what", title="While room is short, microseconds that LMS takes (median; quartiles)")
+    for heading in (*INTERPOSERS, "goal, native"):
+        table.add_column(heading, justify="right")
+    for what, goal in GOALS.items():
+        cells = (f"{s.median:.1f} ({s.lower:.1f}-{s.upper:.1f})" for s in (spreads[name][what] for name in INTERPOSERS))
+        verdict = "met" if statistics.median(found["native"][what]) <= goal else "missed"
+        table.add_row(f"an {what}", *cells, f"{goal:.0f}: {verdict}")
+    console.print(table)
+    if output is None and not quick:
+        output = RESULTS / f"short-{slug(machine)}.json"
+    if output is not None:
+        result = {
+            "format": FORMAT,
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
+            "versions": asdict(machine.versions),
+            "goals": GOALS,
+            "us": {name: {what: asdict(s) for what, s in its.items()} for name, its in spreads.items()},
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    main()
