@@ -1,6 +1,7 @@
 """What a review of the GPU path found, and what the test accelerator showed."""
 
 import time
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed
 
 import torch_lms
 from tests import accelerator
+from tests.ways import IS_NATIVE
 from torch_lms.runtime import api, calibrate
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.limits import auto_limit
@@ -195,3 +197,34 @@ def test_a_cache_that_has_grown_goes_back_where_libraries_find_little(module: Mo
         assert "reserved" in str(lms.stats())
         module.set_capacity(2000 * MIB)
         assert step([30 * MIB]) == 0  # enough is free
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="no native interposer here")
+def test_an_operation_between_two_moves_that_ran_out_of_memory(module: ModuleType, device: torch.device) -> None:
+    """It passes without Python, has drawn before memory ran out, and is run again with other pages gone."""
+    x = full(4 * MIB, 1, device)
+
+    def step(before_the_draw: Callable[[], None] = lambda: None) -> torch.Tensor:
+        kept = [x + number for number in range(6)]
+        y = x * 2
+        for _ in range(20):
+            y = y + 1
+        before_the_draw()
+        y = torch.dropout(y, 0.5, train=True)
+        for tensor in kept:
+            y = y + tensor
+        torch_lms.step() if torch_lms.is_enabled() else None
+        return y.sum().cpu()
+
+    torch.manual_seed(1)
+    expected = [step() for _ in range(6)]
+    with torch_lms.session(limit=100 * MIB, recompute=False) as lms:
+        torch.manual_seed(1)
+        found = [step() for _ in range(5)]
+        assert lms.stats().planned_steps > 0
+        assert lms.stats().recoveries == 0
+        found.append(step(lambda: leave(16 * MIB, module)))
+        assert lms.stats().recoveries > 0
+        lms.validate()
+        module.set_capacity(accelerator.CAPACITY)
+    assert found == expected

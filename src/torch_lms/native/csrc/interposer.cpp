@@ -180,6 +180,11 @@ Running& Interposer::running() {
   return *mine.run;
 }
 
+std::shared_ptr<Owner> Interposer::owner() {
+  std::lock_guard<std::mutex> held(lock);
+  return owner_;
+}
+
 const Operator& Interposer::describe(const c10::OperatorHandle& op) {
   {
     std::lock_guard<std::mutex> held(lock);
@@ -188,12 +193,12 @@ const Operator& Interposer::describe(const c10::OperatorHandle& op) {
       return known->second;
     }
   }
-  const auto owner = owner_;
-  if (!owner) {  // the session has just ended
+  const auto teller = owner();
+  if (!teller) {
     static const Operator any{Passage::python};
     return any;
   }
-  const Operator described = owner->describe(op);
+  const Operator described = teller->describe(op);
   std::lock_guard<std::mutex> held(lock);
   return operators_.emplace(op, described).first->second;
 }
@@ -267,8 +272,8 @@ void Interposer::run_plain(
     const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
     handle.redispatchBoxed(below, stack);
   } catch (...) {
-    const auto owner = owner_;
-    has_room = !is_repeatable || !owner || !owner->is_out_of_memory();
+    const auto knower = owner();
+    has_room = !is_repeatable || !knower || !knower->is_out_of_memory();
     finish(op, handle, nullptr, self, !has_room);
     if (has_room) {
       throw;
@@ -291,13 +296,13 @@ void Interposer::run_plain(
 
 // The session's code in Python has it. What it calls does not come back here, nor to what has had its turn above.
 void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
-  const auto owner = owner_;
-  if (!owner) {  // the session has just ended
+  const auto runner = owner();
+  if (!runner) {
     handle.redispatchBoxed(below, stack);
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_ | c10::DispatchKeySet(key_)};
-  owner->run(handle, stack);
+  runner->run(handle, stack);
 }
 
 // The operation begins, if all that it touches is known and nothing has to move.
@@ -333,8 +338,8 @@ Entrance Interposer::enter(
 
 // Have Python move pages for the operation, which is the plan's next.
 Entrance Interposer::prepare(Running& self) {
-  const auto owner = owner_;
-  const Prepared prepared = owner ? owner->prepare(self.pages, self.wrote) : Prepared::no;
+  const auto mover = owner();
+  const Prepared prepared = mover ? mover->prepare(self.pages, self.wrote) : Prepared::no;
   std::lock_guard<std::mutex> held(lock);
   if (prepared == Prepared::followed) {
     const bool are_there = std::all_of(self.pages.begin(), self.pages.end(), [&](PageId id) {
@@ -436,7 +441,7 @@ void Interposer::finish(
     const int device = storage->device().index();
     Account& account = pages.account(device);
     const StreamId stream = settings.has_streams ? current_stream(device) : 0;
-    const bool is_known = !settings.has_streams || std::find(streams.begin(), streams.end(), stream) != streams.end();
+    const bool is_known = !settings.has_streams || knows(stream);
     if (is_known && is_following && std::exchange(self.is_expected, false) && self.epoch == following.epoch() &&
         self.journal_size == following.journal_size()) {
       following.advance({});
@@ -492,27 +497,28 @@ void Interposer::finish(
     was_pinned = std::exchange(self.is_pinned, false);
     graveyard = pages.take_graveyard();
   }
-  const auto owner = owner_;
-  if (!owner) {  // the session has just ended
+  const bool has_news = !planned.empty() || was_pinned || !resized.empty() || !for_python.empty() || is_short;
+  const auto hearer = has_news || self.must_end ? owner() : nullptr;
+  if (!hearer) {
     return;
   }
   if (!planned.empty()) {
-    owner->give_python_objects(planned);
+    hearer->give_python_objects(planned);
   }
   if (was_pinned) {
-    owner->ended_pinned(!op.writes.empty());
+    hearer->ended_pinned(!op.writes.empty());
   }
   if (!resized.empty()) {
-    owner->resized(resized);
+    hearer->resized(resized);
   }
   for (const auto& tensor : for_python) {
-    owner->born(tensor);
+    hearer->born(tensor);
   }
   if (is_short) {
-    owner->room_is_short();
+    hearer->room_is_short();
   }
   if (self.must_end) {
-    owner->ended(self.pages, stack != nullptr ? self.wrote : self.pages);
+    hearer->ended(self.pages, stack != nullptr ? self.wrote : self.pages);
   }
 }
 

@@ -160,8 +160,12 @@ class Interposer {
   std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
   uint64_t entered = 0;
   std::vector<StreamId> streams;  // that Python knows
+  bool knows(StreamId stream) const {
+    return std::find(streams.begin(), streams.end(), stream) != streams.end();
+  }
 
  private:
+  std::shared_ptr<Owner> owner();  // null if the session has just ended
   Running& running();
   const Operator& describe(const c10::OperatorHandle& op);
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);

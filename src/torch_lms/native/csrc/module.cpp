@@ -454,7 +454,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("use_on", [](PageId id, StreamId stream) {
     locked([&](Interposer& all) {
-      if (std::find(all.streams.begin(), all.streams.end(), stream) == all.streams.end()) {
+      if (!all.knows(stream)) {
         all.streams.push_back(stream);
       }
       Page* page = all.pages.find(id);
