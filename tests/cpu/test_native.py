@@ -220,13 +220,13 @@ def test_random_programs_by_both_ways(seed: int, limit: int, monkeypatch: pytest
         assert [op[:4] for op in ours.ops] == [op[:4] for op in theirs.ops]
 
 
-def _steps(seed: int, recorded: list[Any] | None = None) -> list[torch.Tensor]:
+def _steps(seed: int, foreach: bool, recorded: list[Any] | None = None) -> list[torch.Tensor]:
     """Six equal steps of a random network: plans are made after the second, and followed."""
     choose = random.Random(seed)
     kinds = [choose.randrange(5) for _ in range(10)]
     torch.manual_seed(seed)
     layers = nn.ModuleList([nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(4)])
-    optimizer = torch.optim.AdamW(layers.parameters(), foreach=seed % 2 == 0)
+    optimizer = torch.optim.AdamW(layers.parameters(), foreach=foreach)
     losses = []
     for _ in range(6):
         x = torch.randn(64, 32)
@@ -258,20 +258,20 @@ def _steps(seed: int, recorded: list[Any] | None = None) -> list[torch.Tensor]:
 @pytest.mark.parametrize("seed", range(8))
 def test_planned_steps_that_pass_natively(seed: int, share: float, recompute: bool) -> None:
     """With the same bits, and recorded as the step was from which the plan was made."""
-    expected = _steps(seed)
+    # By chance a list is split in one step and not in the next, where the plan hangs on times (recomputation).
+    foreach = seed % 2 == 0 and not recompute
+    expected = _steps(seed, foreach)
     with torch_lms.session(limit="1GB", min_size=512, device="cpu") as lms:
-        _steps(seed)
+        _steps(seed, foreach)
         limit = int(share * lms.stats().demand_bytes)
     recorded: list[Any] = []
     with torch_lms.session(limit=limit, min_size=512, device="cpu", recompute=recompute) as lms:
-        found = _steps(seed, recorded)
+        found = _steps(seed, foreach, recorded)
         lms.validate()
         stats = lms.stats()
     assert all(map(torch.equal, found, expected))
     assert stats.planned_steps >= 1
     assert stats.diverged_steps <= 2
-    if stats.diverged_steps:
-        return
     *_, one, same = recorded
     assert [(op.name, len(op.pages), len(op.writes)) for op in one.ops] == [
         (op.name, len(op.pages), len(op.writes)) for op in same.ops

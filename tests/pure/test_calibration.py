@@ -73,6 +73,7 @@ def test_by_default_the_native_interposer_is_there_and_takes_the_host_less() -> 
     assert calibration_for(A100).interposer() == NATIVE
     assert native.op_s < python.op_s
     assert native.short_op_s < python.short_op_s
+    assert native.action_s <= python.action_s
 
 
 def test_an_older_host_takes_as_many_times_longer_as_its_launches_do() -> None:
