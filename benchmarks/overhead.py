@@ -312,6 +312,19 @@ def slug(machine: Machine) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "cpu"
 
 
+def keep(output: Path, format_: int, machine: Machine, load: float, figures: dict[str, Any]) -> None:
+    """Write ``figures`` to ``output``, with when, where and by what they were taken."""
+    result = {
+        "format": format_,
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
+        "versions": asdict(machine.versions),
+        **figures,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n")
+
+
 @click.command()
 @click.option("--seconds", default=400.0, show_default=True, help="For each of the models.")
 @click.option("--threads", type=int, help="Of torch (default: all cores that this process may use).")
@@ -340,19 +353,14 @@ def main(seconds: float, threads: int | None, device: str, quick: bool, output: 
     if output is None and not quick:
         output = RESULTS / f"overhead-{slug(machine)}{'' if device == 'cpu' else f'-{_device.type}'}.json"
     if output is not None:
-        result = {
-            "format": FORMAT,
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
-            "versions": asdict(machine.versions),
+        figures = {
             "device": device,
             "threads": torch.get_num_threads(),
             "goal": GOAL,
             "ops": [asdict(op) for op in ops],
             "steps": [asdict(step) for step in steps],
         }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        keep(output, FORMAT, machine, load, figures)
         console.print(f"written to {output}")
 
 

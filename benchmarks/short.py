@@ -6,7 +6,6 @@ python benchmarks/short.py --quick    # seconds: does it work at all?
 Pages move to a store that costs nothing: their memory is put aside. What is left is what LMS itself does.
 """
 
-import json
 import os
 import statistics
 import sys
@@ -14,19 +13,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
 import click
 import torch
-from overhead import INTERPOSERS, RESULTS, Spread, slug
+from overhead import INTERPOSERS, RESULTS, Spread, keep, slug
 from rich.console import Console
 from rich.table import Table
 
 import torch_lms
 from torch_lms.capture.registry import STORAGE, Entry
 from torch_lms.residency import PageId
+from torch_lms.runtime.calibrate import actions_of
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.probe import probe
 
@@ -119,9 +118,7 @@ def added(interposer: str, away: int, ops: int) -> tuple[float, float]:
         stats = lms.stats()
     if stats.planned_steps != _STEPS:
         raise SystemExit(f"{stats.planned_steps} of {_STEPS} steps were planned, so this measures something else")
-    # An eviction starts, ends and frees; a fetch starts and ends; a page with a copy below is only freed.
-    actions = 3 * stats.evictions + 2 * stats.fetches + stats.clean_drops
-    return lms_s - stock_s, actions / _STEPS
+    return lms_s - stock_s, actions_of(stats) / _STEPS
 
 
 def measure(interposer: str, rounds: int) -> dict[str, list[float]]:
@@ -162,16 +159,8 @@ def main(rounds: int, quick: bool, output: Path | None) -> None:
     if output is None and not quick:
         output = RESULTS / f"short-{slug(machine)}.json"
     if output is not None:
-        result = {
-            "format": FORMAT,
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": {"processor": asdict(machine.processor), "memory_bytes": machine.memory.total, "load": load},
-            "versions": asdict(machine.versions),
-            "goals": GOALS,
-            "us": {name: {what: asdict(s) for what, s in its.items()} for name, its in spreads.items()},
-        }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(result, indent=1) + "\n")
+        us = {name: {what: asdict(s) for what, s in its.items()} for name, its in spreads.items()}
+        keep(output, FORMAT, machine, load, {"goals": GOALS, "us": us})
         console.print(f"written to {output}")
 
 

@@ -17,10 +17,10 @@ class Journal(Protocol):
     """What happened while operations followed a plan, and Python was not asked."""
 
     def events(self) -> list[tuple[int, int, int, float]]:
-        """Each event: one of ``_JOURNALED``; which page, or which position in the plan; bytes; when, in seconds."""
+        """Each event: its kind, as below; which page, or which position in the plan; bytes; when, in seconds."""
 
 
-_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED = _JOURNALED = range(6)
+_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED = range(6)
 
 
 @dataclass(slots=True)
@@ -296,7 +296,7 @@ def _told(
         elif kind == _OP_ENDED:
             yield _ENDS, tuple(wrote)
             wrote = []
-        else:
+        elif kind == _PAGE_DIED:
             yield _DIED, which
     if began is not None:  # it runs
         op, now = ops[began[0]], next(times)

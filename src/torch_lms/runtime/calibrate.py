@@ -39,6 +39,7 @@ from torch_lms.machine import (
 )
 from torch_lms.runtime.malloc import trim
 from torch_lms.runtime.probe import probe
+from torch_lms.runtime.stats import Stats
 from torch_lms.sim.cost import peak, seconds
 from torch_lms.trace import Work
 
@@ -303,9 +304,7 @@ def _host_cost(device: torch.device) -> HostCost:
             lms.reset_stats()
             added_s.append(_host_s(step, device) - stock_s)
             stats = lms.stats()
-            # An eviction starts, ends and frees; a fetch starts and ends; a page with a copy below is only freed.
-            asked = 3 * stats.evictions + 2 * stats.fetches + stats.clean_drops
-            actions.append(asked / _PAGED_STEPS)
+            actions.append(actions_of(stats) / _PAGED_STEPS)
     action_s, all_ops_s = np.polyfit(actions, added_s, 1)
     return HostCost(
         op_s=max(0.0, fits_s - stock_s) / ops,
@@ -313,6 +312,12 @@ def _host_cost(device: torch.device) -> HostCost:
         action_s=max(0.0, float(action_s)),
         source=f"measured, torch {torch.__version__}",
     )
+
+
+def actions_of(stats: Stats) -> int:
+    """How many actions ``stats`` counts, recomputations not among them."""
+    # An eviction starts, ends and frees; a fetch starts and ends; a page with a copy below is only freed.
+    return 3 * stats.evictions + 2 * stats.fetches + stats.clean_drops
 
 
 def _small_step(device: torch.device) -> Callable[[], None]:

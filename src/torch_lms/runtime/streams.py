@@ -338,9 +338,9 @@ class StreamExecutor(Executor):
 
     def tell_streams(self, told: Callable[[PageId, int], None]) -> None:
         self._told = told
-        for page, use in self._uses.items():
-            for stream in use.streams:
-                self._tell(page, stream)
+        for page in self._uses:
+            for stream in self.streams_of(page):
+                told(page, stream)
 
     def streams_of(self, page: PageId) -> list[int]:
         use = self._uses.get(page)

@@ -7,7 +7,9 @@
 
 #include "pages.h"
 
+#include <chrono>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace torch_lms {
@@ -18,8 +20,8 @@ struct PlannedOp {
   std::vector<int> creates;
   std::vector<int> dies;  // once it is over
   int64_t new_bytes;
-  bool moves;        // there are pages to move when it begins
-  bool is_python;    // it is captured, since it may be repeated, or is a part of one that is to be split
+  bool moves;      // there are pages to move when it begins
+  bool is_python;  // it is captured, since it may be repeated, or is a part of one that is to be split
 };
 
 struct StepPlan {
@@ -57,10 +59,6 @@ class Following {
  public:
   explicit Following(Pages& pages) : pages_(pages) {}
 
-  bool is_on() const {
-    return is_on_;
-  }
-
   uint64_t epoch() const {
     return epoch_;
   }
@@ -85,9 +83,7 @@ class Following {
     passed_ = {};
     passed_.journal = std::make_shared<Journal>();
     passed_.position = handover_.position;
-    passed_.created = 0;
     touches_ = 0;
-    is_on_ = true;
     ++epoch_;
     pages_.journal = passed_.journal.get();
     Account& account = pages_.account(handover_.device);
@@ -100,7 +96,6 @@ class Following {
   Passed end() {
     pages_.sweep();
     pages_.journal = nullptr;
-    is_on_ = false;
     return std::exchange(passed_, {});
   }
 
@@ -184,7 +179,8 @@ class Following {
   // Whether the plan has the operation that began last create so many bytes next.
   bool creates(int64_t nbytes) const {
     const auto& expected = handover_.plan->ops[static_cast<size_t>(passed_.position)].creates;
-    return passed_.created < expected.size() && handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] == nbytes;
+    return passed_.created < expected.size() &&
+        handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] == nbytes;
   }
 
   void created(Page& page) {
@@ -247,7 +243,6 @@ class Following {
   std::vector<PageId> numbered_;  // by number in the plan
   uint64_t touches_ = 0;
   uint64_t epoch_ = 0;
-  bool is_on_ = false;
 };
 
 }  // namespace torch_lms

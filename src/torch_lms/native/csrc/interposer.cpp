@@ -326,7 +326,7 @@ Entrance Interposer::enter(
     self.pages.push_back(page->id);
   }
   self.epoch = 0;
-  self.is_prepared = self.must_end = false;
+  self.is_prepared = self.must_end = self.is_expected = false;
   const Entrance entrance = is_open ? Entrance::passes : follow(op, handle, stack, self);
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
