@@ -48,7 +48,7 @@ TRIALS = 4
 STEPS = 2
 """At a time, beside the first one, which does not count."""
 
-OURS = ("reactive", "planned")
+OURS = ("reactive", "tflms2", "planned")
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def fixed_speeds() -> Iterator[None]:
         return list(executor._under_way)  # whoever asks waits for them
 
     with (
-        mock.patch("torch_lms.runtime.plans_beside.make_plan", plan),
+        mock.patch("torch_lms.planner.makers.make_plan", plan),
         mock.patch.object(CpuExecutor, "landed", landed),
     ):
         yield

@@ -86,3 +86,17 @@ def __getattr__(name: str) -> Any:
     if name.endswith("Error"):
         return getattr(import_module("torch_lms.errors"), name)
     return getattr(import_module(_MODULES.get(name, "torch_lms.runtime.api")), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext torch_lms``: while LMS is on, a line after each cell says what it moved."""
+    from torch_lms.notebook import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext torch_lms``."""
+    from torch_lms.notebook import unload
+
+    unload(shell)

@@ -3,7 +3,6 @@
 Found by ``torch_lms`` through the entry points ``torch_lms.workloads`` and ``torch_lms.commands``, never imported by
 it. Lower files first:
 
-    torchvision_operators       lets torchvision be imported beside a torch that it was not built for
     edges, samples              where maps change; what goes into a network
     losses, dual_task           what is trained
     data                        what it is trained on: folders of pictures and volumes
@@ -17,6 +16,6 @@ it. Lower files first:
 Importing the package loads none of the libraries that the networks come from.
 """
 
-from torch_lms_workloads.torchvision_operators import define_if_missing
+from torch_lms.targets import define_torchvision_operators
 
-define_if_missing()
+define_torchvision_operators()

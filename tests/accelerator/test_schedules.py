@@ -97,3 +97,19 @@ def test_memory_that_runs_out_within_the_limit(
         stats = lms.stats()
     assert same_bits(results, expected)
     assert stats.recoveries > 0
+
+
+@pytest.mark.parametrize("sync_mode", range(4))
+def test_plans_by_the_rules_of_tflms(
+    sync_mode: int, module: ModuleType, device: torch.device, reference_of: Callable[[str], Reference]
+) -> None:
+    expected, demand = reference_of("unet")
+    module.schedule("mixed", seed=sync_mode)
+    tune = {"swapout_threshold": 1, "swapin_ahead": 1, "sync_mode": sync_mode}
+    with torch_lms.session(demand // 2, MIN_SIZE, policy="tflms2", tune=tune) as lms:
+        results = workloads.WORKLOADS["unet"](device)
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.planned_steps > 0
+    assert stats.recomputes == 0

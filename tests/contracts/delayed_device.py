@@ -27,6 +27,7 @@ from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import storage_of, tensors_among
 from torch_lms.errors import PageLostError, StoreError, StoreFullError
+from torch_lms.planner import make_plan
 from torch_lms.runtime.device import StreamDevice
 from torch_lms.runtime.executor import empty_storage, fill_storage, memory_of
 from torch_lms.runtime.options import Options
@@ -568,6 +569,7 @@ def paged(
         spill_dir=rig.disk.directory,
         policy=policy,
         recompute=recompute,
+        make_plan=make_plan,
     )
     with rig.device.watch():
         session = Session(options, lambda _: rig.executor)

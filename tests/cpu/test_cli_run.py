@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -418,3 +419,84 @@ if __name__ == "__main__":
     print(sorted([queue.get(), queue.get()]))
 """
     assert desk.alike(desk.write("spawned.py", text)).stdout == "[0.0, 524288.0]\n"
+
+
+RANK = """
+import hashlib, torch
+import torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))))
+optimizer = torch.optim.AdamW(model.parameters())
+torch.manual_seed(dist.get_rank())
+for _ in range(8):
+    model(torch.randn(64, 256)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest(), flush=True)
+dist.destroy_process_group()
+"""
+
+STARTER = """
+import os, subprocess, sys
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv[1], "WORLD_SIZE": "2"}
+os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+other = subprocess.Popen([sys.executable, "rank.py"], env=os.environ | {"RANK": "1", "LOCAL_RANK": "1"})
+exec(open("rank.py").read())
+sys.exit(other.wait())
+"""
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", ["launcher", "script"])
+def test_ranks_have_lms(desk: Desk, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a launcher, and those that a script starts, as Lightning's does."""
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    desk.write("rank.py", RANK)
+    desk.write("starter.py", STARTER)
+    limit = ["--limit", "3MB", "--min-size", "1KiB", "--stats", "stats.json"]
+    if how == "launcher":
+        arguments = ["--standalone", "--nproc-per-node", "2", "rank.py", "-c", "torch/_inductor"]
+        expected = desk.run([*PYTHON, "-m", "torch.distributed.run"], *arguments)
+        ended = desk.run(LMS, *limit, "torchrun", *arguments)
+        files = ["stats.rank0.json", "stats.rank1.json"]
+    else:
+        expected = desk.run(PYTHON, "starter.py", _free_port())
+        ended = desk.run(LMS, *limit, "starter.py", _free_port())
+        files = ["stats.json", "stats.rank1.json"]
+    assert expected.code == ended.code == 0, ended.stderr
+    digests = expected.stdout.replace("\n", "")  # lines of two processes may meet
+    assert len(digests) == 2 * 64
+    assert ended.stdout.replace("\n", "") == digests
+    for file in files:
+        stats = json.loads((desk.directory / file).read_text())
+        assert stats["planned_steps"] > 0
+        assert stats["evictions"] > 0
+
+
+def test_what_is_no_rank_is_left_alone(desk: Desk) -> None:
+    """Helpers of a rank, and other processes; the environment's own ``sitecustomize`` is imported as ever."""
+    desk.write("sitecustomize.py", "import sys; sys.flag_of_mine = 1")
+    desk.write("child.py", "import sys, torch_lms; print(sys.flag_of_mine, torch_lms.is_enabled(), sys.path[1:])")
+    desk.write(
+        "start.py",
+        "import os, subprocess, sys\n"
+        "def run(*command, **more):\n"
+        "    print(subprocess.check_output([sys.executable, *command], env=os.environ | more))\n"
+        "run('child.py')\n"
+        "run('-c', 'import torch, torch_lms; print(torch_lms.is_enabled())', LOCAL_RANK='0')\n"
+        "run('-c', 'import sys; print(sys.flag_of_mine)')",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(desk.directory))
+        ended = desk.alike("start.py")
+    assert ended.code == 0

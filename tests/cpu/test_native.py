@@ -313,6 +313,26 @@ def test_operations_between_two_moves_pass_without_python(monkeypatch: pytest.Mo
         assert 0 < begun[0] < 20
 
 
+def test_what_neither_uses_nor_makes_a_page_is_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small integers are no pages on the CPU, nor is small memory that is empty: data loaders make such tensors."""
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+
+    def step() -> torch.Tensor:
+        rows = torch.stack([torch.arange(200) for _ in range(4)])
+        torch.empty(1000)
+        pages = [torch.ones(1000) * number for number in range(20)]
+        return sum(pages) + rows.sum()
+
+    with torch_lms.session(limit=40_000, min_size=1024) as lms:
+        for _ in range(8):
+            step()
+            torch_lms.step()
+        stats = lms.stats()
+        assert "aten::stack" not in {op.name for op in lms.trace().ops}
+    assert stats.planned_steps >= 4
+    assert stats.diverged_steps == 0
+
+
 @needs_native
 @pytest.mark.parametrize("fails_at", [3, 40, 90])
 def test_an_operation_that_fails_while_a_plan_is_followed(fails_at: int) -> None:

@@ -138,7 +138,7 @@ def test_a_process_that_died_is_told_once(limit: int, caplog: pytest.LogCaptureF
 def test_a_planner_that_raises_is_told_once(
     limit: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = plans_beside._PROGRAM.replace("serve()", "serve.__globals__.pop('make_plan'); serve()")
+    program = plans_beside._PROGRAM.replace("serve()", "serve.__globals__.pop('Speeds'); serve()")
     monkeypatch.setattr(plans_beside, "_PROGRAM", program)
     _fails(limit, lambda: None, caplog)
 

@@ -9,6 +9,7 @@ import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,13 +68,32 @@ def test_enabling_twice_and_disabling_when_off() -> None:
     with pytest.raises(SessionError, match="LMS is off"):
         torch_lms.pinned(torch.ones(1))
     torch_lms.enable()
-    with pytest.raises(SessionError, match="on already"):
-        torch_lms.enable()
+    torch_lms.enable()
     with pytest.raises(SessionError, match="on already"), torch_lms.session():
         pass
     assert torch_lms.is_enabled()
     torch_lms.disable()
     assert not torch_lms.is_enabled()
+
+
+def test_enabling_again_changes_limit_and_min_size() -> None:
+    """As a cell of a notebook does that is run twice."""
+    torch_lms.enable("1GB", min_size=1024)
+    kept = [torch.ones(1 << 20) for _ in range(8)]
+    torch_lms.enable("16MiB", min_size=2048)
+    stats = torch_lms.stats()
+    assert stats.limit_bytes == 16 << 20
+    assert stats.resident_bytes <= 16 << 20
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"limit": "16MiB", "policy": "reactive", "recompute": False}, "policy, recompute"),
+        ({"min_size": 2048}, 'limit to "auto"'),
+    ]
+    for options, words in refused:
+        with pytest.raises(SessionError, match=f"cannot change ({words})"):
+            torch_lms.enable(**options)
+        assert torch_lms.stats().limit_bytes == 16 << 20
+    assert all(bool((page == 1).all()) for page in kept)
+    torch_lms.disable()
 
 
 def test_our_mode_among_others() -> None:

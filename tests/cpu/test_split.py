@@ -205,3 +205,23 @@ def test_an_optimizer_that_fits_works_in_runs_of_an_eighth_of_the_limit(settings
         lists = [op for op in lms.trace().ops if "_foreach_" in op.name or "_fused_" in op.name]
     assert len(lists) >= 8
     assert max(len(op.pages) * nbytes for op in lists) <= limit // 8
+
+
+@pytest.mark.parametrize("is_roomy", [True, False])
+def test_what_is_split_does_not_depend_on_what_is_there(is_roomy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of three pages is less than an eighth of the limit; with its results it is more (N10)."""
+    cut, real = [], split.parts
+
+    def counted(*args: object) -> list[split.Part]:
+        found = real(*args)
+        cut.append(len(found))
+        return found
+
+    monkeypatch.setattr(split, "parts", counted)
+    with torch_lms.session(limit=40 * 64 * 64 * 4, min_size=1024) as lms:
+        pages = [torch.rand(64, 64) for _ in range(60)]
+        listed = pages[-3:]
+        if is_roomy:
+            lms.reclaim()
+        torch._foreach_sqrt(listed)
+    assert cut == [2]

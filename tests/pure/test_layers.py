@@ -13,16 +13,18 @@ from source_tree import FLOORS, SOURCES, WORKLOADS, floor_of, name_of, parameter
 
 MOST_LINES = 800
 
-MAY_IMPORT_TORCH = frozenset({"native", "stores", "capture", "runtime", "compat"})
-"""At the top of a file."""
+MAY_IMPORT_TORCH = frozenset(
+    {*("native", "stores", "capture", "runtime", "compiler", "compat"), *("keras", "transformers", "lightning")}
+)
+"""At the top of a file, if only by what it imports."""
 
-MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers"})
+MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers", "notebook"})
 """Inside a function that does its work, so that the command line starts without torch."""
 
 SCRIPTS_WITH_TORCH = frozenset({"demo.train"})
 """The program that the demo runs in processes of its own."""
 
-USERS_OF_THE_PACKAGE = frozenset({"cli", "demo"})
+USERS_OF_THE_PACKAGE = frozenset({"cli", "demo", "figures", "keras", "transformers", "lightning"})
 """They import ``torch_lms`` as its users do. Everybody else imports submodules: the package is what is made of them."""
 
 PUBLIC_TO_WORKLOADS = frozenset(
@@ -55,10 +57,12 @@ WITHOUT_TORCH = [
     "torch_lms.targets",
     "torch_lms.answers",
     "torch_lms.demo",
+    "torch_lms.figures",
+    "torch_lms.notebook",
     "torch_lms.cli.main",
 ]
 
-ENABLE = ["limit", "min_size", "host_limit", "spill_dir", "policy", "recompute", "device"]
+ENABLE = ["limit", "min_size", "host_limit", "spill_dir", "policy", "recompute", "device", "tune"]
 """All that can be set. A new knob must be something that a user can have an opinion on: argue for it first."""
 
 
@@ -143,7 +147,7 @@ def test_the_package_itself_loads_nothing() -> None:
     ] == []
 
 
-def test_only_the_command_line_and_the_demo_use_the_package_as_its_users_do() -> None:
+def test_only_the_command_line_the_demo_and_callbacks_use_the_package_as_its_users_do() -> None:
     wrong = [
         str(found)
         for found in imports()
@@ -214,7 +218,7 @@ def test_the_list_of_those_without_torch_is_whole() -> None:
 
 
 WORKLOADS_LOWEST_FIRST = [
-    *("torchvision_operators", "edges", "samples", "losses", "dual_task", "data"),
+    *("edges", "samples", "losses", "dual_task", "data"),
     *("nets", "workload", "catalogue", "training", "prediction", "commands"),
 ]
 

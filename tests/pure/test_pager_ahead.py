@@ -30,9 +30,11 @@ def new_rig(rig_of: NewRig) -> NewRig:
     return make
 
 
-def beside(rig: Rig, *, leaving: Sequence[int] = (), coming: Sequence[int] = (), new_bytes: int = 0) -> Done:
+def beside(
+    rig: Rig, *, leaving: Sequence[int] = (), coming: Sequence[int] = (), new_bytes: int = 0, waits: bool = False
+) -> Done:
     """An operation on no page, beside which copies begin."""
-    rig.pager.policy.next = Prefetch(leaving, coming)  # type: ignore[attr-defined]
+    rig.pager.policy.next = Prefetch(leaving, coming, waits=waits)  # type: ignore[attr-defined]
     return rig.op(new_bytes=new_bytes)
 
 
@@ -45,6 +47,17 @@ def test_a_page_leaves_beside_the_program(new_rig: NewRig) -> None:
     assert beside(rig, leaving=[1]) == [Release(1)]
     assert rig.pager.counters.evictions == 1
     assert rig.pager.counters.clean_drops == 0
+
+
+def test_a_policy_may_have_the_program_wait_until_pages_have_left(new_rig: NewRig) -> None:
+    rig = new_rig(30, 30)
+    copied = [StartEvict(1, DISK), StartEvict(2, DISK), FinishEvict(1), Release(1), FinishEvict(2), Release(2)]
+    assert beside(rig, leaving=[1, 2], waits=True) == copied
+    assert rig.pager.counters.evictions == 2
+    rig = new_rig(30, 30)
+    rig.refuse = failing(FinishEvict(1), error=StoreError("injected"))
+    beside(rig, leaving=[1, 2], waits=True)
+    assert rig.states() == {1: State.RESIDENT, 2: State.EVICTED}
 
 
 def test_a_page_comes_beside_the_program(new_rig: NewRig) -> None:

@@ -150,6 +150,7 @@ class PagerMachine(RuleBasedStateMachine):
         new=st.lists(SIZES, max_size=3),
         told=st.booleans(),
         ahead=st.none() | st.tuples(PICKS, PICKS, PICKS),
+        waits=st.booleans(),
         droppable=PICKS,
         unrepeatable=st.booleans(),
         faults=FAULTS,
@@ -161,6 +162,7 @@ class PagerMachine(RuleBasedStateMachine):
         new: list[int],
         told: bool,
         ahead: tuple[list[int], list[int], list[int]] | None,
+        waits: bool,
         droppable: list[int],
         unrepeatable: bool,
         faults: dict[int, str],
@@ -173,7 +175,7 @@ class PagerMachine(RuleBasedStateMachine):
         self.rig.unrepeatable = set(self.policy.recipes) if unrepeatable else set()
         if ahead is not None:
             leaving, coming, dropping = map(self.pick, ahead)
-            self.policy.next = Prefetch(leaving, coming, [self.recipe(page, picks) for page in dropping])
+            self.policy.next = Prefetch(leaving, coming, [self.recipe(page, picks) for page in dropping], waits)
             self.rig.unrepeatable |= set(dropping) if unrepeatable else set()
         written = self.pick(writes)
         pages = tuple(dict.fromkeys((*self.pick(picks), *written)))

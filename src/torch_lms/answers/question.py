@@ -1,6 +1,8 @@
 """What is asked: one target, one setting, one policy, one limit."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch_lms.machine import AUTO
 from torch_lms.targets import Setting, Target, Traced, trace
@@ -20,6 +22,7 @@ class Question:
         policy: one of the planner's, or ``CHECKPOINT``.
         limit: bytes, or None for what the device has.
         interposer: "native" or "python"; "auto" is the faster of those that the machine has.
+        tune: tunables of the policy "tflms2", by their names.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Question:
     policy: str
     limit: int | None
     interposer: str = AUTO
+    tune: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def planners_policy(self) -> str:

@@ -92,5 +92,6 @@ def answer_traced(question: Question, traced: Traced, machine: Machine, calibrat
         limit=question.limit,
         gradient_bytes=traced.gradient_bytes,
         interposer=question.interposer,
+        tune=question.tune,
     )
     return Answer(question.setting, replace(found, policy=question.policy), traced)

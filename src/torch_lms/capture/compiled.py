@@ -1,5 +1,6 @@
 """Regions that `torch.compile` made touch their arguments without dispatch (N11): each call is one operation."""
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,14 @@ from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import storage_of, tensors_among
 from torch_lms.capture.undo import Undo, generator_of, snapshot
 from torch_lms.import_hooks import once_imported
+from torch_lms.units import format_bytes
+
+_log = logging.getLogger("torch_lms")
 
 _REGIONS_MODULE = "torch._inductor.output_code"
 _REGIONS = ("CompiledFxGraph", "CompiledAOTI")
+
+_NEW_BYTES = "_torch_lms_new_bytes"
 
 _OURS = (
     *("torch_lms.capture", "torch_lms.engine", "torch_lms.pager"),
@@ -28,6 +34,12 @@ _CANNOT_RUN_AGAIN = (
     "torch-lms: memory ran out inside a region compiled by torch.compile, which cannot be run again, since it may have "
     "overwritten what it was given. From now on it has the device to itself. Lower the limit, so that more is free for "
     "what it needs beside its arguments and results"
+)
+
+_TOO_LARGE = (
+    "a region compiled by torch.compile has %s of arguments and results, and the limit is %s: all of that is on the "
+    'device at once. Compile with backend="lms", which cuts it, or block by block (block.compile()); '
+    "torch._functorch.config.activation_memory_budget below 1 has it save less for its gradients"
 )
 
 Inputs = Sequence[Any]
@@ -57,11 +69,15 @@ class _Region:
         is_backward: whether it computes gradients. Then it needs room for those of what it is given, and may put them
             where that was: nobody else needs it any more.
         new_bytes: of the pages that its last call returned.
+        is_exact: whether that is all that it needs beside its arguments, as somebody knows who compiled it so.
+        is_large: whether it was told that it needs more than the limit.
         ran_out: whether memory ran out in one. From then on nothing stays beside it that can leave.
     """
 
     is_backward: bool
     new_bytes: int = 0
+    is_exact: bool = False
+    is_large: bool = False
     ran_out: bool = False
 
 
@@ -116,6 +132,7 @@ class CompiledRegions:
             result = self._call(call, region, inputs, entries, undo)
             made = [entry for entry in owner.entries_of((result,), is_new=True) if entry not in entries]
             region.new_bytes = sum(entry.nbytes for entry in made)
+            self._warn_if_large(region, entries)
         finally:
             owner.end(entries, written_entries)
         return result
@@ -124,7 +141,7 @@ class CompiledRegions:
         region = self._regions.get(id(compiled))
         if region is None:
             is_backward = getattr(compiled, "fx_kwargs", {}).get("is_backward", True)
-            region = self._regions[id(compiled)] = _Region(is_backward)
+            region = self._regions[id(compiled)] = _Region(is_backward, *_told(compiled))
             weakref.finalize(compiled, self._regions.pop, id(compiled), None)
         return region
 
@@ -133,7 +150,17 @@ class CompiledRegions:
         held = sum(entry.nbytes for entry in entries)
         if region.ran_out:
             return max(region.new_bytes, self._owner.room_for_one_op(entries) - held)
-        return max(region.new_bytes, held) if region.is_backward else region.new_bytes
+        needs_more = region.is_backward and not region.is_exact
+        return max(region.new_bytes, held) if needs_more else region.new_bytes
+
+    def _warn_if_large(self, region: _Region, entries: list[Entry]) -> None:
+        if region.is_large or region.is_exact:
+            return
+        nbytes = sum(entry.nbytes for entry in entries) + region.new_bytes
+        limit = self._owner.room_for_one_op(entries)
+        if nbytes > limit:
+            region.is_large = True
+            _log.warning(_TOO_LARGE, format_bytes(nbytes), format_bytes(limit))
 
     def _snapshot(self, written: list[Any]) -> Undo | None:
         find = self._owner.find
@@ -167,6 +194,16 @@ class CompiledRegions:
             if not owner.is_out_of_memory(error):
                 raise
             raise owner.does_not_fit("a compiled region", entries, region.new_bytes, error) from error
+
+
+def tell_new_bytes(compiled: Any, nbytes: int) -> None:
+    """Before a region was ever called: what its results need, and it puts none where an argument was."""
+    setattr(compiled, _NEW_BYTES, nbytes)
+
+
+def _told(compiled: Any) -> tuple[int, bool]:
+    nbytes = getattr(compiled, _NEW_BYTES, None)
+    return (0, False) if nbytes is None else (nbytes, True)
 
 
 @cache

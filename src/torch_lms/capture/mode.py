@@ -61,7 +61,7 @@ class LmsMode(TorchDispatchMode):
         self._owner = owner
         self._fast_path = owner.fast_path
         self._find = owner.find
-        self._sizes = Sizes()
+        self._sizes = Sizes(self._may_be_page)
         self._left_out = threading.local()
         self._seen = seen or (lambda: self)
 
@@ -164,6 +164,18 @@ class LmsMode(TorchDispatchMode):
         """Bytes of pages that ``func`` will create, as far as is known."""
         nbytes = self._sizes.new_bytes(func, info, args, kwargs)
         return nbytes if nbytes and result_device(args, kwargs).type == self._owner.kind else 0
+
+    def min_size_has_changed(self) -> None:
+        """Other results are pages now."""
+        self._sizes.forget()
+
+    def _may_be_page(self, info: OpInfo, dtype: torch.dtype, nbytes: int) -> bool:
+        """Whether a result is one. Else what neither uses nor makes a page would be part of plans, and the native
+        interposer, which sees that it is not, would leave them.
+        """
+        if info.empty and nbytes < FILLED_UNSEEN:
+            return False
+        return self._owner.may_be_page(dtype, nbytes)
 
     def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = describe(func)

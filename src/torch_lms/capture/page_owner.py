@@ -110,6 +110,10 @@ class PageOwner(ABC):
             is_new: whether an operation on the current stream has just allocated it.
         """
 
+    @abstractmethod
+    def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
+        """Whether a storage of ``nbytes``, of a tensor of ``dtype`` that an operation makes, may be a page."""
+
     def entries_of(self, values: Iterable[Any], is_new: bool = False) -> list[Entry]:
         """The pages of the tensors among ``values``, each once. ``is_new``: see ``entry_of``."""
         with no_torch_function():

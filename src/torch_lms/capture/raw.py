@@ -142,7 +142,10 @@ class RawPatches:
             self._patches.around(script, "__call__", self._reading)
 
     def _patch_safetensors(self, name: str) -> None:
-        self._around_all({import_module(name): ("save", "save_file")}, self._saving_raw)
+        module = import_module(name)
+        self._around_all({module: ("save", "save_file")}, self._saving_raw)
+        if hasattr(module, "_to_ndarray"):  # for who has bound the others' names before
+            self._patches.around(module, "_to_ndarray", self._showing)
 
     def _patch_triton(self, name: str) -> None:
         self._patches.around(import_module(name).JITFunction, "run", self._launching)
@@ -268,6 +271,16 @@ class RawPatches:
         """The addresses of all that is saved are gathered before the first is used, and forgotten at the end."""
         with self._borrowing(writes=False):
             return call(*args, **kwargs)
+
+    def _showing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is saved is read by way of an array that shows its memory, and which lives until the file is written."""
+        if getattr(self._borrowers, "borrow", None) is not None:
+            return call(*args, **kwargs)
+        with self._borrowing(writes=False):
+            array, tensor = call(*args, **kwargs)
+            if entries := self._known((tensor,)):
+                self._told.lend(entries, array)
+        return array, tensor
 
     def _launching(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A kernel may write whatever it is given. It is launched when this returns, and streams have an order."""

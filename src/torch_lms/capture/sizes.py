@@ -4,7 +4,7 @@
 bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses it, too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -28,11 +28,28 @@ _NUMBERS = frozenset((int, float, complex))
 _DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
 
 
-class Sizes:
-    """Bytes that operations create, by signature."""
+IsPage = Callable[[OpInfo, torch.dtype, int], bool]
+"""Whether an operator's result of this type, in a storage of so many bytes, may be a page."""
 
-    def __init__(self) -> None:
+
+def _always(_info: OpInfo, _dtype: torch.dtype, _nbytes: int) -> bool:
+    return True
+
+
+class Sizes:
+    """Bytes that operations create, by signature.
+
+    Args:
+        is_page: whether a result counts. What changes its answers must ``forget`` these.
+    """
+
+    def __init__(self, is_page: IsPage = _always) -> None:
+        self._is_page = is_page
         self._known: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """Find out anew."""
+        self._known.clear()
 
     def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of the storages that ``func`` will create; 0 where that is not known beforehand.
@@ -45,9 +62,9 @@ class Sizes:
             key = _key(func, info, args, kwargs)
             known = self._known.get(key)
         except _NO_KEY:
-            return _infer(func, info, args, kwargs)
+            return _infer(func, info, args, kwargs, self._is_page)
         if known is None:
-            known = _infer(func, info, args, kwargs)
+            known = _infer(func, info, args, kwargs, self._is_page)
             self._remember(key, known)
         return known
 
@@ -113,17 +130,17 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
 
 
-def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
     if info.opaque or info.name in _DATA_DEPENDENT:
         return 0
     with Undispatched():  # modes below ours must not see it
         try:
-            return _infer_on_meta(func, info, args, kwargs)
+            return _infer_on_meta(func, info, args, kwargs, is_page)
         except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
             return 0
 
 
-def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
     meta_args, meta_kwargs = pytree.tree_map(_to_meta, (args, kwargs))
     if any(argument.name == "device" for argument in func._schema.arguments[len(args) :]):
         meta_kwargs["device"] = torch.device("meta")
@@ -132,17 +149,18 @@ def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[
     results = dry_run(func, info, meta_args, meta_kwargs)
     given = _storages((meta_args, meta_kwargs))
     made = _storages(results)
-    return sum(storage_nbytes(storage) for key, storage in made.items() if key not in given)
+    nbytes = 0
+    for key, tensor in made.items():
+        size = storage_nbytes(tensor.untyped_storage())
+        if key not in given and is_page(info, tensor.dtype, size):
+            nbytes += size
+    return nbytes
 
 
-def _storages(values: Any) -> dict[int, torch.UntypedStorage]:
-    """The storages of the tensors among ``values``, each once, by their identity."""
-    found = {}
-    for leaf in pytree.tree_leaves(values):
-        if isinstance(leaf, torch.Tensor):
-            storage = leaf.untyped_storage()
-            found[id(storage)] = storage
-    return found
+def _storages(values: Any) -> dict[int, torch.Tensor]:
+    """A tensor of each storage of those among ``values``, by the storage's identity."""
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return {id(tensor.untyped_storage()): tensor for tensor in tensors}
 
 
 def _to_meta(value: Any) -> Any:

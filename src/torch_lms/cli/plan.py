@@ -9,6 +9,7 @@ import click
 
 from torch_lms.answers import CHECKPOINT, Answer, Question, answer, largest
 from torch_lms.cli.plan_report import show
+from torch_lms.cli.tune import tune_option
 from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
 from torch_lms.output import JsonTarget, json_option, json_target, people_console, write_json
@@ -26,7 +27,7 @@ BOTH = "both"
 @click.option(
     "--size",
     type=click.IntRange(1),
-    help="Length of a side (default: the workload's own). With --max size: where to begin.",
+    help="Length of a side, or of a text in tokens (default: the target's own). With --max size: where to begin.",
 )
 @click.option(
     "--batch", type=click.IntRange(1), help="Samples of a step, over all --gpus (default: the workload's own)."
@@ -38,8 +39,9 @@ BOTH = "both"
     multiple=True,
     callback=named_values,
     metavar="NAME=VALUE",
-    help="An option of the workload. Repeatable.",
+    help="An option of the workload, or a field of the model's configuration. Repeatable.",
 )
+@click.option("--lora", type=click.IntRange(1), metavar="R", help="Train LoRA adapters of rank R, by peft.")
 @click.option(
     "--dtype", type=click.Choice(["float32", "float16", "bfloat16", "float64"]), help="Type of the model's numbers."
 )
@@ -59,6 +61,7 @@ BOTH = "both"
 )
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="Ranks of data-parallel training.")
 @click.option("--policy", type=click.Choice([*POLICIES, CHECKPOINT]), default="planned", show_default=True)
+@tune_option
 @click.option(
     "--interposer",
     type=click.Choice([AUTO, *INTERPOSERS, BOTH]),
@@ -80,7 +83,10 @@ BOTH = "both"
 @click.option("--validate", is_flag=True, help="Measure here how good the predictions are, of memory and of time.")
 @json_option
 def command(**given: Any) -> None:
-    """Will TARGET fit, and how fast is it? TARGET is a workload's name, module:function, or file.py:function.
+    """Will TARGET fit, and how fast is it?
+
+    TARGET is a workload's name, hf:NAME_OR_FOLDER (a configuration of transformers), timm:NAME, torchvision:NAME,
+    module:function, or file.py:function.
 
     The function takes any of the keywords size, batch and options of its own, and returns (model, inputs) or
     (model, inputs, loss). Nothing is allocated: the step is traced on tensors without bytes, and simulated.
@@ -125,6 +131,7 @@ class _Asked:
     batch: int | None
     output_stride: int | None
     options: Mapping[str, Any]
+    lora: int | None
     dtype: str | None
     amp: str
     optimizer: str | None
@@ -133,6 +140,7 @@ class _Asked:
     limit: str | None
     gpus: int
     policy: str
+    tune: Mapping[str, Any]
     interposer: str
     what: str | None
     epochs: int | None
@@ -166,7 +174,7 @@ def _answer(
     limit = None
     if asked.limit is not None:
         limit = parse_bytes(asked.limit, name="--limit", whole=machine.accelerator.usable_bytes)
-    question = Question(target, function, _setting(asked, machine), asked.policy, limit, interposer)
+    question = Question(target, function, _setting(asked, machine), asked.policy, limit, interposer, asked.tune)
     if asked.what is None:
         found = answer(question, machine, calibration)
     else:
@@ -187,6 +195,7 @@ def _setting(asked: _Asked, machine: Machine) -> Setting:
         optimizer=asked.optimizer,
         amp=asked.amp,
         dtype=asked.dtype,
+        lora=asked.lora,
         is_inference=asked.inference,
         checkpoints=asked.policy == CHECKPOINT,
         device="cpu" if machine.link is None else "cuda",

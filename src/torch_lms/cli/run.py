@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import click
 
 from torch_lms.cli.deferred import once_torch_is_imported
 from torch_lms.cli.failure import explain
+from torch_lms.cli.ranks import cover, is_launcher
 from torch_lms.cli.run_main import exit_code_of, run_as_main
+from torch_lms.cli.tune import tune_option
 from torch_lms.errors import LmsError
 from torch_lms.output import JsonTarget, json_option, json_target, write_json, write_text
 from torch_lms.report import perfetto
@@ -23,6 +26,10 @@ from torch_lms.units import parse_bytes
 
 if TYPE_CHECKING:
     from torch_lms.runtime.stats import Step
+
+
+POLICIES = ("planned", "reactive", "tflms2")
+"""Those of ``enable``."""
 
 
 def _size(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -49,6 +56,8 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
     help="Directory on the disk that tensors are moved to.",
 )
 @click.option("--device", metavar="NAME", help='What to page: "cuda", "cpu", ... (default: the accelerator, if any).')
+@click.option("--policy", type=click.Choice(POLICIES), help="What moves when (default: planned).")
+@tune_option
 @click.option("--stats", "stats_to", callback=json_target, metavar="FILE", help="Write the statistics as JSON to FILE.")
 @click.option(
     "--trace",
@@ -76,6 +85,8 @@ def command(
     no_compile: bool,
     spill_dir: Path | None,
     device: str | None,
+    policy: str | None,
+    tune: dict[str, Any],
     stats_to: JsonTarget | None,
     trace_to: JsonTarget | None,
     timeline_to: JsonTarget | None,
@@ -85,18 +96,41 @@ def command(
     """Run SCRIPT with its ARGS as python would, with LMS on.
 
     All that follows SCRIPT is the script's own. Its output, exit code, tracebacks and signals are as under python. LMS
-    starts when the script imports torch; a script that enables LMS itself adopts this session. Processes that the
-    script starts run without LMS.
+    starts when the script imports torch; a script that enables LMS itself adopts this session. Ranks that the script
+    starts have LMS, too, and so have those of a launcher: torch-lms run torchrun --nproc-per-node 2 train.py
     """
     options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if spill_dir is not None:
         options["spill_dir"] = str(spill_dir.absolute())
     if device is not None:
         options["device"] = device
+    if policy is not None:
+        options["policy"] = policy
+    if tune:
+        from torch_lms.planner.makers import plan_maker  # a fifth of a second, which nobody else need wait
+
+        plan_maker(policy or "planned", tune)  # refuses what makes no sense before the script starts
+        options["tune"] = tune
     if no_compile:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
     targets = _Targets(stats_to, trace_to, timeline_to, json_to)
-    return partial(_run, _Run(script, arguments, options), is_module, targets)
+    if not is_module:
+        script = _found(script)
+    cover(options, stats_to)
+    return partial(_run, _Run(script, arguments, options, is_launcher(script)), is_module, targets)
+
+
+def _found(script: str) -> str:
+    """``script``, or the program of that name that is on PATH, such as torchrun."""
+    return script if os.path.exists(script) else shutil.which(script) or script
+
+
+def run_in_rank(options: dict[str, Any], stats_to: JsonTarget | None, rank: str) -> None:
+    """Turn LMS on in this process, a rank that is about to run its script, once it has imported torch."""
+    run = _Run(sys.argv[0] if sys.argv else "", (), options)
+    once_torch_is_imported(partial(_enable, run))
+    atexit.register(_write_results, run, _Targets(stats_to, None, None, None))
+    print(f"torch-lms: LMS is on in rank {rank} once it imports torch", file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +150,14 @@ class _Targets:
 class _Run:
     """What is known of the run.
 
-    ``started`` is whether the script has imported torch, and LMS is or was on. ``pid`` tells the script from its forks.
+    ``is_launcher``: it starts ranks, and needs no LMS itself. ``started`` is whether the script has imported torch, and
+    LMS is or was on. ``pid`` tells the script from its forks.
     """
 
     script: str
     arguments: tuple[str, ...]
     options: dict[str, Any]
+    is_launcher: bool = False
     exit_code: int = 0
     started: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -129,7 +165,8 @@ class _Run:
 
 
 def _run(run: _Run, is_module: bool, targets: _Targets) -> None:
-    once_torch_is_imported(partial(_enable, run))
+    if not run.is_launcher:
+        once_torch_is_imported(partial(_enable, run))
     # Registered before the script's own exit functions, so it is called after them and after the last thread.
     atexit.register(_write_results, run, targets)
     try:
@@ -153,7 +190,7 @@ def _enable(run: _Run) -> None:
 
 
 def _write_results(run: _Run, targets: _Targets) -> None:
-    if os.getpid() != run.pid or not targets:
+    if os.getpid() != run.pid or not targets or run.is_launcher:
         return
     stats = None
     if run.started:

@@ -230,7 +230,7 @@ class Pager:
         """
         try:
             if prefetch is not None and prefetch.evict:
-                yield from self._start_evictions(prefetch.evict)
+                yield from self._start_evictions(prefetch.evict, prefetch.waits)
             if prefetch is not None and prefetch.drop:
                 yield from self._drop_or_evict(prefetch.drop)
             if self.recipes:
@@ -266,16 +266,20 @@ class Pager:
 
     # -- prefetching: start, and wait for nothing --------------------------------------------------------------------
 
-    def _start_evictions(self, pages: Iterable[PageId]) -> Actions:
-        """Start to copy these down, and free those of which there is a copy."""
+    def _start_evictions(self, pages: Iterable[PageId], waits: bool = False) -> Actions:
+        """Start to copy these down, and free those of which there is a copy; all of them if it ``waits``."""
+        started = []
         for page_id in pages:
             page = self.book[page_id]
             if not self.book.is_candidate(page):
                 continue
             if page.state is State.RESIDENT:
                 yield from self._transfers.start_evict(page)
+                started.append(page)
             elif page.state is State.CLEAN:
                 yield from self._transfers.release(page)
+        if waits:
+            yield from self._transfers.release_all([page for page in started if page.state is State.EVICTING])
 
     def _drop_or_evict(self, recipes: Iterable[Recipe]) -> Actions:
         """Free the pages of ``recipes``; start to evict those that cannot be recomputed."""

@@ -7,6 +7,7 @@ from torch_lms.planner.feasibility import Need, may_fit, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.makers import plan_maker
 from torch_lms.planner.pace import stock_step
 from torch_lms.planner.paging import POLICIES
 from torch_lms.planner.plan import make_plan
@@ -32,6 +33,7 @@ __all__ = [
     "may_fit",
     "moved_out",
     "optimum_bytes",
+    "plan_maker",
     "stock_step",
     "within",
 ]

@@ -1,12 +1,16 @@
 """Will it fit, and how fast? A step on a machine that need not be at hand."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from torch_lms.engine import MakePlan
 from torch_lms.errors import UsageError
 from torch_lms.machine import AUTO, KINDS, Calibration, Efficiency, Machine
 from torch_lms.planner import advice
 from torch_lms.planner.exchange import Exchange
 from torch_lms.planner.feasibility import MemoryBudget
+from torch_lms.planner.makers import plan_maker
 from torch_lms.planner.pace import HostLoad, kernels_of, stock_step
 from torch_lms.planner.paging import POLICIES, PagingCost, simulate, without_recomputation
 from torch_lms.planner.rivals import RIVALS
@@ -109,6 +113,7 @@ def forecast(
     limit: int | None = None,
     gradient_bytes: int = 0,
     interposer: str = AUTO,
+    tune: Mapping[str, Any] | None = None,
 ) -> Forecast:
     """What ``machine`` would make of steps like ``trace``.
 
@@ -122,12 +127,14 @@ def forecast(
         limit: bytes that pages may occupy, but for those of the operation that runs; None: what the device has.
         gradient_bytes: bytes of gradients that ranks exchange.
         interposer: "native" or "python"; "auto" is the faster of those that the machine has.
+        tune: tunables of the policy "tflms2", by their names.
 
     Raises:
-        UsageError: the machine has not so many GPUs, or there is no such policy or interposer.
+        UsageError: the machine has not so many GPUs, or there is no such policy, tunable or interposer.
     """
     if policy not in POLICIES:
         raise UsageError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
+    make_plan = plan_maker(policy, tune)
     budget = MemoryBudget.of(
         trace, machine, limit, extra_bytes=gradient_bytes if gpus > 1 else 0, can_split=policy != "none"
     )
@@ -147,7 +154,7 @@ def forecast(
     resident = paced(kernels, host)
     exchange = Exchange.of(resident.trace, machine, gpus, gradient_bytes)
 
-    step, misfit = _try(resident, kernels, host, budget, machine, gpus, policy)
+    step, misfit = _try(resident, kernels, host, budget, machine, gpus, policy, make_plan)
     host_wait = stock.host_wait_s / (stock.trace.seconds + exchange.exposed_s)
     found = Forecast(
         machine=machine.name,
@@ -184,6 +191,7 @@ def _try(
     machine: Machine,
     gpus: int,
     policy: str,
+    make_plan: MakePlan,
 ) -> tuple[SimulatedStep | None, str]:
     """The step, simulated if pages have to leave; and what to say if it does not fit, "" if it does."""
     if not budget.fits_largest_op:
@@ -193,10 +201,10 @@ def _try(
     if budget.demand <= budget.limit and policy not in RIVALS:
         return None, ""
     work = resident.trace
-    step = simulate(work, kernels, budget.limit, machine, gpus, policy, host)
+    step = simulate(work, kernels, budget.limit, machine, gpus, policy, host, make_plan)
     if policy == "planned" and step is not None and not budget.holds(step.peak_bytes):
         # Recomputing takes room, too: without it the step may fit.
-        step = simulate(without_recomputation(work), kernels, budget.limit, machine, gpus, policy, host)
+        step = simulate(without_recomputation(work), kernels, budget.limit, machine, gpus, policy, host, make_plan)
     if step is None:
         return None, advice.tiers_do_not_hold(budget, machine, gpus, policy)
     if not budget.holds(step.peak_bytes):

@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass
 
-from torch_lms.engine import Speeds
+from torch_lms.engine import MakePlan, Speeds
 from torch_lms.errors import StoreError
 from torch_lms.machine import Calibration, Machine
 from torch_lms.planner.feasibility import lower_tiers
-from torch_lms.planner.plan import make_plan
+from torch_lms.planner.makers import PLANNED
 from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
 from torch_lms.policy import Plan, Planned, Policy, Reactive
 from torch_lms.sim import HostWork, PacedStep, SimulatedStep, Simulator
 from torch_lms.timeline import Lane, Timeline
 from torch_lms.trace import Trace
 
-POLICIES = ("planned", "planned-moves", "reactive", "none", *RIVALS)
+POLICIES = (*PLANNED, "planned-moves", "reactive", "none", *RIVALS)
 """What can be asked for; "planned-moves" is planned without recomputation."""
 
 _STEPS = 3
@@ -29,7 +29,14 @@ def without_recomputation(work: Trace) -> Trace:
 
 
 def simulate(
-    work: Trace, kernels: Trace, limit: int, machine: Machine, gpus: int, policy: str, host: HostWork
+    work: Trace,
+    kernels: Trace,
+    limit: int,
+    machine: Machine,
+    gpus: int,
+    policy: str,
+    host: HostWork,
+    make_plan: MakePlan,
 ) -> SimulatedStep | None:
     """A step under ``policy``; None if the lower tiers cannot hold what is evicted.
 
@@ -41,6 +48,7 @@ def simulate(
         gpus: ranks that take such steps at once, and share the machine.
         policy: one of ``POLICIES``, but for "none".
         host: what the host does.
+        make_plan: makes the plan, if the policy follows one of ours.
     """
     tiers, links = lower_tiers(machine, gpus)
     way = RIVALS.get(policy, _OURS)

@@ -12,8 +12,7 @@ import traceback
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from torch_lms.engine import Speeds
-from torch_lms.planner.plan import make_plan
+from torch_lms.engine import MakePlan, Speeds
 from torch_lms.policy import Plan, Recomputation
 from torch_lms.residency import PageId
 from torch_lms.trace import Trace
@@ -37,10 +36,20 @@ class Answer(NamedTuple):
     away: frozenset[int] = frozenset()
     known: Mapping[PageId, int] = {}
     recomputations: tuple[Recomputation, ...] = ()
+    waits_for_evictions: bool = False
 
     def plan(self, trace: Trace, limit: int) -> Plan:
         """The plan for ``trace``, made under ``limit``."""
-        return Plan(trace, limit, self.evicts, self.fetches, self.away, self.known, self.recomputations)
+        return Plan(
+            trace,
+            limit,
+            self.evicts,
+            self.fetches,
+            self.away,
+            self.known,
+            self.recomputations,
+            self.waits_for_evictions,
+        )
 
 
 def serve() -> None:
@@ -52,10 +61,10 @@ def serve() -> None:
         counted_s = 0.0
         while True:
             try:
-                trace, limit, ids, speeds = pickle.load(orders)
+                make_plan, trace, limit, ids, speeds = pickle.load(orders)
             except EOFError:
                 return
-            answer = _answer(trace, limit, ids, speeds)
+            answer = _answer(make_plan, trace, limit, ids, Speeds(*speeds))
             cpu_s = time.process_time()
             pickle.dump(answer._replace(cpu_s=cpu_s - counted_s), answers)
             counted_s = cpu_s
@@ -65,9 +74,18 @@ def serve() -> None:
                 os._exit(0)  # nobody is there any more
 
 
-def _answer(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: tuple[float, float, float]) -> Answer:
+def _answer(make_plan: MakePlan, trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Answer:
     try:
-        plan = make_plan(trace, limit, ids, Speeds(*speeds))
+        plan = make_plan(trace, limit, ids, speeds)
     except Exception:
         return Answer(0.0, traceback.format_exc())
-    return Answer(0.0, "", plan.evicts, plan.fetches, plan.away, dict(plan.known), plan.recomputations)
+    return Answer(
+        0.0,
+        "",
+        plan.evicts,
+        plan.fetches,
+        plan.away,
+        dict(plan.known),
+        plan.recomputations,
+        plan.waits_for_evictions,
+    )

@@ -52,11 +52,13 @@ class Prefetch(NamedTuple):
         evict: pages to be copied to a lower tier, and then freed.
         fetch: pages to be fetched while there is room, the first needed first.
         drop: pages to be freed without a copy.
+        waits: whether to wait until those that are evicted have left.
     """
 
     evict: Sequence[PageId]
     fetch: Sequence[PageId]
     drop: Sequence[Recipe] = ()
+    waits: bool = False
 
 
 class Policy(ABC):

@@ -43,6 +43,7 @@ class Plan:
         away: pages that are away when the step begins.
         known: numbers of pages that live from step to step, by their id.
         recomputations: pages that are not evicted but recomputed.
+        waits_for_evictions: whether the program waits for each copy that the plan starts from the device.
     """
 
     trace: Trace
@@ -52,6 +53,7 @@ class Plan:
     away: frozenset[int]
     known: Mapping[PageId, int]
     recomputations: tuple[Recomputation, ...] = ()
+    waits_for_evictions: bool = False
 
     @property
     def leaves(self) -> tuple[tuple[int, ...], ...]:

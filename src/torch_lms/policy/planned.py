@@ -182,17 +182,21 @@ class PlanCursor:
 class Planned(Policy):
     """Follows a plan while there is one, and is reactive otherwise.
 
+    Args:
+        kind: the policy that makes such plans: its name while one is followed.
+
     Attributes:
         cursor: knows where the step is in its plan; None if it follows none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "planned") -> None:
         self.cursor: PlanCursor | None = None
+        self._kind = kind
         self._otherwise = Reactive()
 
     @property
     def name(self) -> str:
-        return "reactive" if self.cursor is None else "planned"
+        return "reactive" if self.cursor is None else self._kind
 
     @property
     def defers_trimming(self) -> bool:
@@ -225,4 +229,9 @@ class Planned(Policy):
                 del cursor.to_drop[page]
         if not (cursor.to_evict or cursor.to_fetch or cursor.to_drop):
             return None
-        return Prefetch(list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop.values()))
+        return Prefetch(
+            list(cursor.to_evict),
+            list(cursor.to_fetch),
+            list(cursor.to_drop.values()),
+            cursor.plan.waits_for_evictions,
+        )

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -34,9 +34,14 @@ _log = logging.getLogger("torch_lms")
 
 
 class Lms:
-    """A session that is on, as ``torch_lms.session()`` gives it."""
+    """A session that is on, as ``torch_lms.session()`` gives it.
 
-    def __init__(self, options: Options) -> None:
+    Attributes:
+        given: the arguments of ``enable``.
+    """
+
+    def __init__(self, options: Options, given: dict[str, Any]) -> None:
+        self.given = given
         self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
         self._steps = StepHooks(
             self._session.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting
@@ -132,8 +137,11 @@ def enable(
     recompute: bool = True,
     *,
     device: str | torch.device = "auto",
+    tune: Mapping[str, Any] | None = None,
 ) -> None:
     """Turn Large Model Support on for this process, until ``disable()``.
+
+    If it is on already, ``limit`` and ``min_size`` are changed, and the rest must be as it was.
 
     Args:
         limit: bytes of device memory that tensors may occupy: an int, a string ("12GB" = 12e9, "11.5GiB", "80%" of the
@@ -143,25 +151,22 @@ def enable(
         host_limit: page-locked host memory to use before the disk. "auto": half of what is free.
         spill_dir: directory for the spill file. None: $TORCH_LMS_SPILL_DIR, else the first of $TMPDIR, /var/tmp and
             /tmp that is on a disk.
-        policy: "planned" or "reactive".
+        policy: "planned"; "reactive"; or "tflms2", plans by the rules of IBM's LMS for TensorFlow (docs/tflms.md).
         recompute: whether a planned session may recompute tensors instead of moving them.
         device: "auto": the accelerator if there is one, else the CPU.
+        tune: tunables of the policy "tflms2", by IBM's names. Those not given are chosen for each kind of step.
 
     Raises:
         UsageError: an argument that cannot be obeyed.
-        SessionError: it is on already, or this thread is inside another dispatch mode.
+        SessionError: it is on already, with other settings that cannot be changed, or this thread is inside another
+            dispatch mode.
     """
+    given = dict(locals())
     refuse_inside_other_modes()
-    options = check(
-        limit=limit,
-        min_size=min_size,
-        host_limit=host_limit,
-        spill_dir=spill_dir,
-        policy=policy,
-        recompute=recompute,
-        device=device,
-    )
-    _start(options)
+    if _running is not None and _adoptable is None:
+        _change(given)
+    else:
+        _start(given)
 
 
 @contextmanager
@@ -174,18 +179,11 @@ def session(
     recompute: bool = True,
     *,
     device: str | torch.device = "auto",
+    tune: Mapping[str, Any] | None = None,
 ) -> Iterator[Lms]:
     """Large Model Support inside a ``with`` block. Arguments and errors as for ``enable``."""
-    options = check(
-        limit=limit,
-        min_size=min_size,
-        host_limit=host_limit,
-        spill_dir=spill_dir,
-        policy=policy,
-        recompute=recompute,
-        device=device,
-    )
-    running = _start(options)
+    given = dict(locals())
+    running = _start(given)
     try:
         yield running
     finally:
@@ -296,20 +294,44 @@ def _recorded(found: _Found | None) -> _Found:
     return found
 
 
-def _start(options: Options) -> Lms:
+def _change(given: dict[str, Any]) -> None:
+    """Give the session that is on other settings."""
+    running = _required()
+    options = check(**given)
+    changed = [name for name, value in given.items() if value != running.given[name]]
+    fixed = [name for name in changed if name not in ("limit", "min_size")]
+    if "limit" in changed and options.limit is None:
+        fixed.append('limit to "auto"')
+    if fixed:
+        raise SessionError(
+            f"LMS is on already, and cannot change {', '.join(fixed)}: call torch_lms.disable() first (limit, to a "
+            "number of bytes, and min_size can change)"
+        )
+    if "limit" in changed and options.limit is not None:
+        running._session.set_limit(options.limit)
+    if "min_size" in changed:
+        running._session.set_min_size(options.min_size)
+    running.given = given
+
+
+def _start(given: dict[str, Any]) -> Lms:
     global _running, _adoptable
+    options = check(**given)
     if _running is not None and _adoptable is not None:
-        given, _adoptable = _adoptable, None
+        fixed, _adoptable = _adoptable, None
         _log.info("the script enables LMS itself, and adopts the session that was started for it")
-        if "limit" not in given and options.limit is not None:
+        if "limit" not in fixed and options.limit is not None:
             _running._session.set_limit(options.limit)
-        if "min_size" not in given:
+        if "min_size" not in fixed:
             _running._session.set_min_size(options.min_size)
+        if "policy" not in fixed and options.policy != _running._session.options.policy:
+            _log.warning("this session's policy stays: to have the script's, give torch-lms run --policy and --tune")
+        _running.given = given
         return _running
     if _running is not None:
         raise SessionError("LMS is on already, and a process has one session: call torch_lms.disable() first")
     warn_if_untested()
-    _running = Lms(options)
+    _running = Lms(options, given)
     return _running
 
 

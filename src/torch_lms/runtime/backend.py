@@ -202,13 +202,13 @@ def new_backend(
     backend = DeviceBackend(device, executor)
     policy = options.new_policy()
     if isinstance(policy, Planned):
-        backend.plans = PlanCache(new_planner(), backend.seconds)
+        backend.plans = PlanCache(new_planner(options.make_plan), backend.seconds)
     backend.engine = Engine(
         backend,
         policy,
         options.limit,
         plans=backend.plans,
-        recompute=options.recompute and backend.plans is not None,
+        recompute=options.recompute and options.policy == "planned",
         ask_free=lambda: auto_limit(device).nbytes,
         before_moving=before_moving,
     )

@@ -1,19 +1,23 @@
 """What the user asked for, checked."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from torch_lms.engine import MakePlan
 from torch_lms.errors import UsageError
 from torch_lms.machine.memory import read_host_memory
+from torch_lms.planner.makers import PLANNED, plan_maker
 from torch_lms.policy import Planned, Policy, Reactive
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.stores.spill_dir import default_spill_dir
 from torch_lms.units import parse_bytes
 
-_POLICIES: dict[str, type[Policy]] = {"reactive": Reactive, "planned": Planned}
+POLICIES = ("reactive", *PLANNED)
 
 _HOST_SHARE = 0.5
 
@@ -30,6 +34,7 @@ class Options:
         spill_dir: directory of the spill file.
         policy: name.
         recompute: whether pages may be recomputed instead of being moved.
+        make_plan: makes the plans of the policy, if it follows any.
     """
 
     kind: str
@@ -39,10 +44,11 @@ class Options:
     spill_dir: Path
     policy: str
     recompute: bool
+    make_plan: MakePlan
 
     def new_policy(self) -> Policy:
         """A policy of the kind asked for."""
-        return _POLICIES[self.policy]()
+        return Planned(self.policy) if self.policy in PLANNED else Reactive()
 
 
 def check(
@@ -54,6 +60,7 @@ def check(
     policy: str,
     recompute: bool,
     device: str | torch.device,
+    tune: Mapping[str, Any] | None,
 ) -> Options:
     """The settings meant by the arguments of ``enable``.
 
@@ -61,8 +68,8 @@ def check(
         UsageError: one of them makes no sense; says what would.
     """
     kind = _kind(device)
-    if policy not in _POLICIES:
-        raise UsageError(f"policy must be one of {', '.join(map(repr, _POLICIES))}; got {policy!r}")
+    if policy not in POLICIES:
+        raise UsageError(f"policy must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}")
     if not isinstance(recompute, bool):
         raise UsageError(f"recompute must be True or False; got {recompute!r}")
     return Options(
@@ -73,6 +80,7 @@ def check(
         spill_dir=default_spill_dir() if spill_dir is None else Path(spill_dir),
         policy=policy,
         recompute=recompute,
+        make_plan=plan_maker(policy, tune),
     )
 
 

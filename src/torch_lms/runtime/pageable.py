@@ -33,6 +33,11 @@ def why_unpageable(storage: torch.UntypedStorage, is_owned: bool) -> str:
 
 def is_read_unseen(tensor: torch.Tensor, nbytes: int) -> bool:
     """Whether PyTorch may read ``tensor``, of a storage of ``nbytes``, without an operation that shows it."""
-    if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.is_complex():
+    return tensor.device.type == "cpu" and is_type_read_unseen(tensor.dtype, nbytes)
+
+
+def is_type_read_unseen(dtype: torch.dtype, nbytes: int) -> bool:
+    """The same for a tensor of ``dtype`` on the CPU."""
+    if dtype.is_floating_point or dtype.is_complex:
         return False
-    return nbytes < (READ_UNSEEN_WIDE if tensor.dtype in _WIDE else READ_UNSEEN)
+    return nbytes < (READ_UNSEEN_WIDE if dtype in _WIDE else READ_UNSEEN)

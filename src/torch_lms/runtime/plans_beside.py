@@ -18,8 +18,7 @@ from collections import deque
 from queue import SimpleQueue
 from threading import Event
 
-from torch_lms.engine import MadePlan, Planner, PlanOrder, PlansAtOnce
-from torch_lms.planner import make_plan
+from torch_lms.engine import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce
 from torch_lms.planner.serve import Answer
 from torch_lms.stores.io_pool import IoThread
 
@@ -29,11 +28,11 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 """Planning is not parallel, and a pool of threads takes time to start."""
 
 
-def new_planner() -> Planner:
+def new_planner(make_plan: MakePlan) -> Planner:
     """One beside the program; where ``TORCH_LMS_PLANNING`` is "at-once", one that the program waits for."""
     if os.environ.get("TORCH_LMS_PLANNING") == "at-once":
         return PlansAtOnce(make_plan)
-    return PlansBeside()
+    return PlansBeside(make_plan)
 
 
 class PlansBeside:
@@ -41,11 +40,15 @@ class PlansBeside:
 
     The process is started when something is ordered for the first time. It ends with this, with the program however
     that ends, and is not the terminal's: Ctrl-C does not reach it. A forked child must not use this.
+
+    Args:
+        make_plan: makes a plan, in the process: it is pickled.
     """
 
     spares_program = True
 
-    def __init__(self) -> None:
+    def __init__(self, make_plan: MakePlan) -> None:
+        self._make_plan = make_plan
         self._orders: SimpleQueue[PlanOrder | None] = SimpleQueue()
         self._made: deque[MadePlan] = deque()
         self._awaited = 0
@@ -108,7 +111,7 @@ class PlansBeside:
             answer = Answer(0.0, failure)
             if not failure:
                 try:
-                    answer = _ask(process, order)
+                    answer = _ask(process, self._make_plan, order)
                 except (OSError, EOFError, pickle.PickleError) as error:
                     failure = f"its process ended ({process.poll()}): {error!r}"
                     answer = Answer(0.0, failure)
@@ -136,11 +139,11 @@ class PlansBeside:
         return process
 
 
-def _ask(process: "subprocess.Popen[bytes]", order: PlanOrder) -> Answer:
+def _ask(process: "subprocess.Popen[bytes]", make_plan: MakePlan, order: PlanOrder) -> Answer:
     """Have the process make a plan, and wait for it."""
     assert process.stdin is not None
     assert process.stdout is not None
-    pickle.dump((order.trace, order.limit, dict(order.ids), tuple(order.speeds)), process.stdin)
+    pickle.dump((make_plan, order.trace, order.limit, dict(order.ids), tuple(order.speeds)), process.stdin)
     process.stdin.flush()
     answer: Answer = pickle.load(process.stdout)
     return answer

@@ -32,7 +32,7 @@ from torch_lms.runtime.native_interposer import NativeFastPath, NativeInterposer
 from torch_lms.runtime.native_pages import NativePageTable
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
-from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen
+from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen, is_type_read_unseen
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.units import format_bytes
 
@@ -128,6 +128,9 @@ class Session(PageOwner):
             return self._register(storage, tensor, is_new=is_new)
         return entry
 
+    def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
+        return nbytes >= self.min_size and not (self.kind == "cpu" and is_type_read_unseen(dtype, nbytes))
+
     def _register(
         self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_owned: bool = False, is_new: bool = False
     ) -> Entry | None:
@@ -212,8 +215,8 @@ class Session(PageOwner):
         engine = entries[0].engine
         if not engine.is_roomy:
             return True
-        # Wherever they are: what is split must not depend on that (N10).
-        return sum([entry.nbytes for entry in entries]) * RUNS >= engine.pager.limit
+        # What is split must not depend on what is there (N10). A list's results need at most as much as the list.
+        return sum([entry.nbytes for entry in entries]) * 2 * RUNS >= engine.pager.limit
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
         engine = entries[0].engine if entries else self._default.engine
@@ -506,6 +509,7 @@ class Session(PageOwner):
     def set_min_size(self, nbytes: int) -> None:
         """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
         self.min_size = max(1, nbytes)
+        self.mode.min_size_has_changed()
         self.interposer.set_min_size(self.min_size)
 
     # -- what happened -----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
+from torch_lms.runtime.keras_hooks import KerasHooks
 
 
 class StepHooks:
@@ -32,6 +33,7 @@ class StepHooks:
     ) -> None:
         self._step, self._adopt, self._uses = step, adopt, uses
         self._foreign = ForeignOptimizers(suspect)
+        self._keras = KerasHooks(step, adopt)
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -43,6 +45,7 @@ class StepHooks:
         ]
         self._call = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self._watched(self._call)  # type: ignore[method-assign]
+        self._keras.install()
 
     def uninstall(self) -> None:
         """Remove them."""
@@ -50,6 +53,7 @@ class StepHooks:
             handle.remove()
         self._handles = []
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        self._keras.uninstall()
 
     def settle(self) -> None:
         """Let go of what a failed step of an optimizer holds."""

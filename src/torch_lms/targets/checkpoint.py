@@ -1,6 +1,7 @@
 """Checkpoints the blocks of a model, as a user of ``torch.utils.checkpoint`` would."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(
+            forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_as_in_forward, **kwargs
+        )
 
     return checkpointed
+
+
+def _as_in_forward() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Around forward nothing; around its recomputation the mode that chose its operators: backward has none."""
+    from torch.overrides import _get_current_function_mode
+
+    return nullcontext(), _get_current_function_mode() or nullcontext()

@@ -1,10 +1,11 @@
-"""Finds a target by its name: an installed workload, or a function of the user's."""
+"""Finds a target by its name: an installed workload, a model of a library, or a function of the user's."""
 
 import difflib
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -12,6 +13,14 @@ from typing import cast
 from torch_lms.errors import LmsError, UsageError
 from torch_lms.plugins import WORKLOADS_GROUP, installed, loaded
 from torch_lms.targets.contract import CONTRACT, Target, described
+from torch_lms.targets.transformers_models import transformers_model
+from torch_lms.targets.vision_models import timm_model, torchvision_model
+
+_LIBRARIES: dict[str, Callable[[str], Target]] = {
+    "hf": transformers_model,
+    "timm": timm_model,
+    "torchvision": torchvision_model,
+}
 
 
 def workload_names() -> list[str]:
@@ -20,11 +29,18 @@ def workload_names() -> list[str]:
 
 
 def find(name: str) -> Target:
-    """The workload of that name, or the function that ``module:function`` or ``file.py:function`` names.
+    """The workload, the model of a library, or the function that ``name`` names.
+
+    Args:
+        name: of a workload; or ``hf:NAME_OR_FOLDER``, ``timm:NAME``, ``torchvision:NAME``; or ``module:function``,
+            ``file.py:function``.
 
     Raises:
         UsageError: there is none, or it cannot be imported.
     """
+    library, _, model = name.partition(":")
+    if library in _LIBRARIES:
+        return _LIBRARIES[library](model)
     if ":" in name:
         return _function(name)
     for point in installed(WORKLOADS_GROUP):
@@ -34,7 +50,10 @@ def find(name: str) -> Target:
     near = difflib.get_close_matches(name, known)
     hint = f" (did you mean {near[0]}?)" if near else ""
     expected = ", ".join(known) or "those of torch-lms[workloads], which is not installed"
-    raise UsageError(f"there is no workload {name!r}{hint}: expected one of {expected}; or module:function")
+    raise UsageError(
+        f"there is no workload {name!r}{hint}: expected one of {expected}; or hf:NAME_OR_FOLDER, timm:NAME, "
+        "torchvision:NAME, module:function"
+    )
 
 
 def _function(name: str) -> Target:

@@ -18,6 +18,7 @@ class Setting:
         optimizer: the name of an optimizer in torch.optim; None for the target's own.
         amp: a key of ``AMP``.
         dtype: the model's type, as in "float32"; None for its own.
+        lora: rank of the adapters that are trained instead of the model; None to train the model.
         is_inference: whether the step is a forward pass only.
         checkpoints: whether blocks are checkpointed.
         device: the device whose operations are traced, "cpu" or "cuda".
@@ -30,6 +31,7 @@ class Setting:
     optimizer: str | None = None
     amp: str = "no"
     dtype: str | None = None
+    lora: int | None = None
     is_inference: bool = False
     checkpoints: bool = False
     device: str = "cuda"

@@ -1,18 +1,21 @@
 """Traces the step of a target on fake tensors: nothing is allocated, and nothing runs."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch_lms.errors import LmsError, UsageError
 from torch_lms.targets.checkpoint import checkpoint_blocks
 from torch_lms.targets.contract import CONTRACT, Target, described
+from torch_lms.targets.lora import with_lora
 from torch_lms.targets.setting import AMP, Setting
 from torch_lms.trace import Trace
 
 if TYPE_CHECKING:
     import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
 Built = tuple[Any, tuple[Any, ...] | Mapping[str, Any], Any]
 """Model, inputs and loss; the loss is None where the target returns none."""
@@ -88,13 +91,38 @@ def _built(name: str, target: Target, setting: Setting) -> Built:
     if setting.dtype is not None:
         torch.set_default_dtype(getattr(torch, setting.dtype))
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            built = target(**arguments)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _convertible(mode):
+            return _adapted(_checked(name, target(**arguments)), setting)
     except DataDependentOutputException:
-        built = target(**arguments)
+        return _adapted(_checked(name, target(**arguments)), setting)
     finally:
         torch.set_default_dtype(default_dtype)
-    return _checked(name, built)
+
+
+@contextmanager
+def _convertible(mode: "FakeTensorMode") -> Iterator[None]:
+    """Inside, ``module.to(dtype)`` works: it swaps tensors, which PyTorch refuses where ``mode`` remembers them."""
+    import torch
+
+    swap_tensors = torch.utils.swap_tensors
+    remembered = mode.fake_tensor_converter.meta_converter.tensor_memo
+
+    def forget_and_swap(one: "torch.Tensor", other: "torch.Tensor") -> None:
+        remembered.clear()  # it only saves converting the same tensor twice
+        swap_tensors(one, other)
+
+    torch.utils.swap_tensors = forget_and_swap
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap_tensors
+
+
+def _adapted(built: Built, setting: Setting) -> Built:
+    if setting.lora is None:
+        return built
+    model, inputs, loss = built
+    return with_lora(model, setting.lora), inputs, loss
 
 
 def _checked(name: str, built: Any) -> Built:
@@ -121,6 +149,10 @@ def _arguments(name: str, target: Target, setting: Setting) -> dict[str, Any]:
             raise UsageError(f"batch is over all GPUs: expected a multiple of {setting.gpus}; got {setting.batch}")
         arguments["batch"] = setting.batch // setting.gpus
     known = inspect.signature(target).parameters
+    if "dtype" in known and setting.dtype is not None:
+        arguments["dtype"] = setting.dtype
+    if "inference" in known:
+        arguments["inference"] = setting.is_inference
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         return arguments
     unknown = [keyword for keyword in arguments if keyword not in known]

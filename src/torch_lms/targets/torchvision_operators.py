@@ -9,19 +9,20 @@ own reading of images.
 
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch
+from typing import Any
 
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 
-_kept: list[torch.library.Library] = []  # the schemas go when their library goes
+_kept: list[Any] = []  # the schemas go when their library goes
 
 
-def define_if_missing() -> None:
+def define_torchvision_operators() -> None:
     """Define torchvision's operators, without an implementation, if its own library cannot; else change nothing."""
+    import torch
+
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None or _loads(Path(spec.origin).parent):
         return
@@ -35,6 +36,8 @@ def define_if_missing() -> None:
 
 def _loads(package: Path) -> bool:
     """Whether torchvision's own library loads. It may then be loaded again: the second time does nothing."""
+    import torch
+
     try:
         for library in package.glob("_C.*"):
             torch.ops.load_library(library)
