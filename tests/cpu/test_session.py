@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,22 @@ def test_enabled_until_the_interpreter_ends() -> None:
         print(kept.sum().item())
     """)
     assert (done.returncode, done.stdout, done.stderr) == (0, "200000.0\n", "")
+
+
+# -- the limit ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fill", [torch.Tensor.bernoulli_, torch.Tensor.zero_], ids=["bernoulli", "zero"])
+def test_room_for_what_becomes_a_page_when_it_is_filled(fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A small empty tensor is no page before its first operation (N12)."""
+    with torch_lms.session(limit="256KiB", min_size="4KiB"):
+        full = [torch.ones(16 << 10) for _ in range(4)]
+        fill(torch.empty(8 << 10))
+        stats = torch_lms.stats()
+        assert stats.evicted_bytes == full[0].nbytes
+        assert stats.peak_resident_bytes == stats.limit_bytes
+        alone = torch.empty(128 << 10)
+        assert torch_lms.stats().peak_resident_bytes == alone.nbytes
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

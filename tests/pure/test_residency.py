@@ -178,6 +178,16 @@ def test_peaks_stay(book: Book) -> None:
     assert (book.ledger.device, book.ledger.peak_device, book.ledger.peak_live) == (40, 100, 100)
 
 
+def test_what_is_found_counts_once_there_is_room(book: Book) -> None:
+    first = book.add(1, 70)
+    book.add(2, 40, is_found=True)
+    assert (book.ledger.device, book.ledger.peak_device, book.ledger.peak_live) == (110, 70, 110)
+    for trigger in (Trigger.START_EVICT, Trigger.FINISH_EVICT, Trigger.RELEASE):
+        book.apply(first, trigger, Tier.HOST)
+    book.ledger.note_peak_device()
+    assert (book.ledger.device, book.ledger.peak_device) == (40, 70)
+
+
 def test_a_book_is_a_collection_of_living_pages(book: Book) -> None:
     pages = [book.add(number, 10) for number in range(3)]
     book.apply(pages[1], Trigger.DIE)

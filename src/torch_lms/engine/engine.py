@@ -164,15 +164,17 @@ class Engine:
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
-    def created(self, page: PageId, nbytes: int, unpageable: str = "") -> None:
-        """``page`` exists from now on, resident. ``unpageable`` says why it must stay, "" if it may leave."""
+    def created(self, page: PageId, nbytes: int, unpageable: str = "", *, is_found: bool = False) -> None:
+        """``page`` exists from now on, resident. ``unpageable`` says why it must stay, "" if it may leave. It
+        ``is_found`` if its memory was there before: the operation that is about to use it makes room for it.
+        """
         if self.record is not None:
             self.record.created(page, nbytes, unpageable)
         for cursor in self._cursors:
             cursor.created(page, nbytes)
             if cursor.has_diverged:
                 self._forget_diverged()  # makes a new list: this loop goes on over the old one
-        self.pager.created(page, nbytes, unpageable)
+        self.pager.created(page, nbytes, unpageable, is_found=is_found)
         self._backend.use((page,))
 
     def died(self, page: PageId) -> None:
@@ -304,6 +306,7 @@ class Engine:
             if actions:
                 self._has_moved(began)
             ledger = pager.book.ledger
+            ledger.note_peak_device()
             backend.grows(new_bytes, ledger.device, pager.limit)
             if self.record is not None:
                 self.record.ready(name, backend.mark(), ledger.device, ledger.host, ledger.disk)

@@ -91,11 +91,11 @@ class Pager:
             return self._transfers.discard(stale) if stale else ()
         return self._settle(stale)
 
-    def created(self, page_id: PageId, nbytes: int, unpageable: str = "") -> None:
-        """There is a new page, resident. ``unpageable`` says why it must stay on the device, "" if it may leave. This
-        calls for no action.
+    def created(self, page_id: PageId, nbytes: int, unpageable: str = "", *, is_found: bool = False) -> None:
+        """There is a new page, resident. ``unpageable`` says why it must stay on the device, "" if it may leave. It
+        ``is_found`` if its memory was there before: room is made for it once it is used. This calls for no action.
         """
-        self.book.add(page_id, nbytes, unpageable, self.view.tick)
+        self.book.add(page_id, nbytes, unpageable, self.view.tick, is_found=is_found)
 
     def died(self, page_id: PageId) -> Iterable[Action]:
         """The storage of the page is gone."""

@@ -28,12 +28,20 @@ class Ledger:
 
     def add(self, nbytes: int) -> None:
         """Count bytes on the device."""
+        self.add_found(nbytes)
+        self.note_peak_device()
+
+    def add_found(self, nbytes: int) -> None:
+        """The same of bytes that were there before, and were not counted: first somebody makes room for them."""
         self.device += nbytes
         self.live += nbytes
-        if self.device > self.peak_device:
-            self.peak_device = self.device
         if self.live > self.peak_live:
             self.peak_live = self.live
+
+    def note_peak_device(self) -> None:
+        """Room has been made for all that is on the device."""
+        if self.device > self.peak_device:
+            self.peak_device = self.device
 
     def note_peaks(self, live: int, device: int) -> None:
         """So much was alive at once, and on the device, while nobody counted here."""
@@ -87,13 +95,18 @@ class Book:
 
     # -- pages and their states --------------------------------------------------------------------------------------
 
-    def add(self, page_id: PageId, nbytes: int, unpageable: str = "", tick: int = 0) -> Page:
-        """A new page, resident, of ``nbytes`` bytes; ``page_id`` must never have been used."""
+    def add(self, page_id: PageId, nbytes: int, unpageable: str = "", tick: int = 0, *, is_found: bool = False) -> Page:
+        """A new page, resident, of ``nbytes`` bytes; ``page_id`` must never have been used. ``is_found``: see
+        ``Ledger.add_found``.
+        """
         page = Page(page_id, nbytes, unpageable, last_use=tick)
         self._pages[page_id] = page
         if not unpageable:
             self.dirty[page_id] = page
-        self.ledger.add(nbytes)
+        if is_found:
+            self.ledger.add_found(nbytes)
+        else:
+            self.ledger.add(nbytes)
         return page
 
     def apply(self, page: Page, trigger: Trigger, tier: Tier | None = None) -> None:
@@ -153,8 +166,8 @@ class Book:
             ledger.disk += lower
         if state is State.DEAD:
             ledger.live -= page.nbytes
-        if ledger.device > ledger.peak_device:
-            ledger.peak_device = ledger.device
+        if device > 0:
+            ledger.note_peak_device()
 
     # -- pages in use ------------------------------------------------------------------------------------------------
 

@@ -79,10 +79,10 @@ class DeviceBackend:
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
-    def add(self, entry: Entry, unpageable: str) -> None:
-        """``entry`` is a page of this device from now on; ``unpageable`` says why it must stay, "" if it may leave."""
+    def add(self, entry: Entry, unpageable: str, *, is_found: bool = False) -> None:
+        """``entry`` is a page of this device from now on: see ``Engine.created``."""
         self._entries[entry.page] = entry
-        self.engine.created(entry.page, entry.nbytes, unpageable)
+        self.engine.created(entry.page, entry.nbytes, unpageable, is_found=is_found)
 
     def remove(self, entry: Entry) -> None:
         """The storage of ``entry`` died, or is no page any more."""

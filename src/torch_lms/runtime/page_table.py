@@ -107,11 +107,11 @@ class PageTable:
 
     # -- births, deaths and sizes ------------------------------------------------------------------------------------
 
-    def add(self, storage: torch.UntypedStorage, is_owned: bool) -> Entry:
-        """``storage`` becomes a page. ``is_owned``: see ``why_unpageable``."""
+    def add(self, storage: torch.UntypedStorage, is_owned: bool, is_found: bool) -> Entry:
+        """``storage`` becomes a page. ``is_owned``: see ``why_unpageable``; ``is_found``: see ``Engine.created``."""
         backend = self.default if self._is_cpu else self.backend_of(storage.device)
         entry = self.registry.add(storage, backend.engine)
-        backend.add(entry, why_unpageable(storage, is_owned))
+        backend.add(entry, why_unpageable(storage, is_owned), is_found=is_found)
         return entry
 
     def add_young(self, storage: torch.UntypedStorage) -> Entry:

@@ -149,7 +149,7 @@ class Session(PageOwner):
             else:
                 if not self.fast_path.take_over():
                     self._table.reap()
-                entry = self._table.add(storage, is_owned)
+                entry = self._table.add(storage, is_owned, is_found=not is_new)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
             if self.fast_path.is_open and not self._table.is_roomy(entry.engine):

@@ -34,7 +34,8 @@ class Stats:
             to hold.
         limit_bytes: the limit in force now.
         resident_bytes: on the device now.
-        peak_resident_bytes: the most there has been on the device.
+        peak_resident_bytes: the most there has been on the device. What was there before LMS saw it counts once the
+            first operation that uses it has made room.
         allocated_bytes, reserved_bytes: what PyTorch's allocator has given out on an accelerator now, pages or not, and
             that with what it has cached; 0 on the CPU.
         evicted_bytes, evictions: copied from the device to a lower tier.
