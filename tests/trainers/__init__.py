@@ -1,0 +1,1 @@
+"""Real trainers under LMS, against the same without it: one table. See ``python -m tests.trainers --help``."""

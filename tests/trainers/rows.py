@@ -1,0 +1,87 @@
+"""The rows of the table."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+LIGHTNING = ("lightning",)
+HUGGING_FACE = ("transformers", "accelerate")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A training.
+
+    Attributes:
+        title: for people.
+        training: a module of this package, and a function there that takes a ``Run`` and returns what must be equal.
+        packages: those whose versions the row names, without which it is left out.
+        arguments: further ones of the function.
+        has_callback: whether the training turns LMS on by a callback; else ``torch-lms run`` does.
+        launcher: starts the ranks, as a command.
+        ranks: how many there are.
+        in_ci: whether CI runs it.
+        needs_source: whether it needs a checkout of the library.
+    """
+
+    title: str
+    training: str
+    packages: tuple[str, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    has_callback: bool = False
+    launcher: tuple[str, ...] = ()
+    ranks: int = 1
+    in_ci: bool = False
+    needs_source: bool = False
+
+
+def _by_keras(title: str, network: str, **options: Any) -> Row:
+    return Row(title, "by_keras:fitted_and_saved", ("keras",), {"network": network}, has_callback=True, **options)
+
+
+def _by_lightning(title: str, **options: Any) -> Row:
+    ranks = options.get("devices", 1)
+    in_ci = options.pop("in_ci", False)
+    return Row(title, "by_lightning:fitted", LIGHTNING, options, has_callback=True, ranks=ranks, in_ci=in_ci)
+
+
+def _by_hugging_face(title: str, training: str, *packages: str, **options: Any) -> Row:
+    return Row(title, f"by_transformers:{training}", (*HUGGING_FACE, *packages), has_callback=True, **options)
+
+
+def _two_ranks(title: str, *launcher: str, package: str = "torch") -> Row:
+    return Row(title, "by_launchers:data_parallel", (package,), launcher=launcher, ranks=2)
+
+
+ROWS = {
+    "keras-cnn": _by_keras("Keras CNN: fit, evaluate, predict, save, load, fit", "cnn", in_ci=True),
+    "keras-unet": _by_keras("Keras U-Net: the same", "unet"),
+    "lightning": _by_lightning("Lightning, fp32", in_ci=True),
+    "lightning-bf16": _by_lightning("Lightning, bf16, gradients of 2 batches", precision="bf16-mixed", accumulate=2),
+    "lightning-ddp": _by_lightning("Lightning, ddp x 2", devices=2),
+    "lightning-resume": _by_lightning("Lightning, resumed from a checkpoint", is_resumed=True),
+    "gpt2": _by_hugging_face(
+        "HF Trainer, GPT-2: accumulation, checkpointing, evaluation, save, resume", "gpt2", in_ci=True
+    ),
+    "llama-lora": _by_hugging_face("HF Trainer, Llama with LoRA, bf16", "llama_lora", "peft"),
+    "bert": _by_hugging_face("HF Trainer, BERT", "bert"),
+    "vit": _by_hugging_face("HF Trainer, ViT", "vit"),
+    "diffusers-unet": Row("diffusers U-Net: trained, saved, sampled", "by_diffusers:unet", ("diffusers",)),
+    "timm": Row("timm's train.py", "by_timm:train_script", ("timm", "torchvision"), needs_source=True),
+    "ultralytics": Row("ultralytics, YOLO11n", "by_ultralytics:yolo", ("ultralytics",)),
+    "monai": Row("MONAI 3D U-Net, sliding windows", "by_monai:unet", ("monai",)),
+    "torchrun": _two_ranks("torchrun x 2, DDP", "torchrun", "--standalone", "--nproc-per-node", "2", "-m"),
+    "accelerate": _two_ranks(
+        "accelerate launch x 2, DDP",
+        *("accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+        *("--mixed_precision", "no", "--dynamo_backend", "no", "-m"),
+        package="accelerate",
+    ),
+    "lightning-launched": Row(
+        "torch-lms run of a script whose Lightning starts 2 ranks",
+        "by_lightning:fitted",
+        LIGHTNING,
+        {"devices": 2},
+        ranks=2,
+    ),
+}
+"""By name."""
