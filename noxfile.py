@@ -62,6 +62,13 @@ def torch_versions(session: nox.Session, torch: str) -> None:
 
 
 @nox.session
+def trainers(session: nox.Session) -> None:
+    """Real trainers at a third of what they need. For timm's own script: ``-- --source timm=FOLDER``, a checkout."""
+    install(session, "-e", ".[all]", "diffusers", "ultralytics")
+    session.run("python", "-m", "tests.trainers", *session.posargs)
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """One wheel, in dist/, with the native interposer for each version of PyTorch that can have it. Needs g++.
 

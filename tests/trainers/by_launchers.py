@@ -15,12 +15,12 @@ def data_parallel(run: Run) -> dict[str, Any]:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     network = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU(), nn.Dropout(0.1)) for _ in range(8)))
-    model = DistributedDataParallel(network, bucket_cap_mb=1)
+    model = DistributedDataParallel(network, bucket_cap_mb=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     torch.manual_seed(1 + dist.get_rank())
     losses = []
     for _ in range(12):
-        batch = torch.randn(32, 128)
+        batch = torch.randn(256, 128)
         loss = (model(batch) - batch).square().mean()
         loss.backward()
         optimizer.step()

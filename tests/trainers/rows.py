@@ -72,7 +72,7 @@ ROWS = {
     "torchrun": _two_ranks("torchrun x 2, DDP", "torchrun", "--standalone", "--nproc-per-node", "2", "-m"),
     "accelerate": _two_ranks(
         "accelerate launch x 2, DDP",
-        *("accelerate", "launch", "--cpu", "--num_processes", "2", "--num_machines", "1"),
+        *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
         *("--mixed_precision", "no", "--dynamo_backend", "no", "-m"),
         package="accelerate",
     ),
