@@ -86,6 +86,28 @@ def test_a_loaded_parameter_whose_memory_is_shared_is_not_adopted(lms: api.Lms, 
     assert parameter.sum().item() == 0.5 * 64 * 64
 
 
+def test_loaded_state_of_an_optimizer_leaves_before_its_next_step(lms: api.Lms, tmp_path: Path) -> None:
+    """Its storages are those of a mapped file, as transformers loads them."""
+
+    def trained(path: Path | None = None) -> torch.optim.Optimizer:
+        parameter = nn.Parameter(torch.ones(64, 64))
+        optimizer = torch.optim.Adam([parameter])
+        for _ in range(2):
+            if path is not None:
+                optimizer.load_state_dict(torch.load(path, mmap=True))
+            parameter.grad = torch.full((64, 64), 2.0)
+            optimizer.step()
+        return optimizer
+
+    torch.save(trained().state_dict(), tmp_path / "optimizer.pt")
+    optimizer = trained(tmp_path / "optimizer.pt")
+    optimizer.load_state_dict(torch.load(tmp_path / "optimizer.pt", mmap=True))
+    (state,) = optimizer.state.values()
+    assert leaves(state["exp_avg"])
+    assert leaves(state["exp_avg_sq"])
+    assert state["exp_avg"].mean().item() == pytest.approx(0.38)
+
+
 def layers() -> dict[str, torch.Tensor]:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     return model.state_dict()

@@ -1,5 +1,6 @@
 """Lightning."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -9,8 +10,6 @@ from tests.trainers.run import Run
 from torch_lms.lightning import LMSCallback  # before Lightning, where torchvision is not of PyTorch's build
 
 import lightning.pytorch as pl  # isort: skip
-
-WIDTH = 128
 
 
 class Autoencoder(pl.LightningModule):
@@ -22,7 +21,7 @@ class Autoencoder(pl.LightningModule):
         self.layers = nn.Sequential(
             *(
                 nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.GELU(), nn.Dropout(0.1))
-                for a, b in zip(widths, widths[1:], strict=False)
+                for a, b in pairwise(widths)
             )
         )
         self.losses: list[torch.Tensor] = []

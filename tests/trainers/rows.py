@@ -59,11 +59,9 @@ ROWS = {
     "lightning-bf16": _by_lightning("Lightning, bf16, gradients of 2 batches", precision="bf16-mixed", accumulate=2),
     "lightning-ddp": _by_lightning("Lightning, ddp x 2", devices=2),
     "lightning-resume": _by_lightning("Lightning, resumed from a checkpoint", is_resumed=True),
-    "gpt2": _by_hugging_face(
-        "HF Trainer, GPT-2: accumulation, checkpointing, evaluation, save, resume", "gpt2", in_ci=True
-    ),
+    "gpt2": _by_hugging_face("HF Trainer, GPT-2: accumulation, checkpointing, evaluation, save, resume", "gpt2"),
     "llama-lora": _by_hugging_face("HF Trainer, Llama with LoRA, bf16", "llama_lora", "peft"),
-    "bert": _by_hugging_face("HF Trainer, BERT", "bert"),
+    "bert": _by_hugging_face("HF Trainer, BERT", "bert", in_ci=True),
     "vit": _by_hugging_face("HF Trainer, ViT", "vit"),
     "diffusers-unet": Row("diffusers U-Net: trained, saved, sampled", "by_diffusers:unet", ("diffusers",)),
     "timm": Row("timm's train.py", "by_timm:train_script", ("timm", "torchvision"), needs_source=True),

@@ -45,6 +45,8 @@ class StepHooks:
         ]
         self._call = torch.nn.Module.__call__
         torch.nn.Module.__call__ = self._watched(self._call)  # type: ignore[method-assign]
+        self._load = Optimizer.load_state_dict
+        Optimizer.load_state_dict = self._adopting(self._load)  # type: ignore[method-assign]
         self._keras.install()
 
     def uninstall(self) -> None:
@@ -53,6 +55,7 @@ class StepHooks:
             handle.remove()
         self._handles = []
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        Optimizer.load_state_dict = self._load  # type: ignore[method-assign]
         self._keras.uninstall()
 
     def settle(self) -> None:
@@ -62,14 +65,23 @@ class StepHooks:
     def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if optimizer not in self._known:
             self._known.add(optimizer)
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            states = [value for state in optimizer.state.values() for value in state.values()]
-            self._adopt([value for value in (*parameters, *states) if isinstance(value, torch.Tensor)])
+            self._adopt([p for group in optimizer.param_groups for p in group["params"]])
+            self._adopt(_state_of(optimizer))
         self._foreign.begins(optimizer)
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._foreign.ends()
         self._step()
+
+    def _adopting(self, load: Callable[..., None]) -> Callable[..., None]:
+        """``load``, with the state adopted that it gives an optimizer: of a mapped file, it could not leave else."""
+
+        @wraps(load)
+        def adopting(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            load(optimizer, *args, **kwargs)
+            self._adopt(_state_of(optimizer))
+
+        return adopting
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """``call``, with its outermost activation noticed. Hooks for all modules would do, and slow every call down."""
@@ -91,6 +103,11 @@ class StepHooks:
                     self._step()
 
         return watched
+
+
+def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
