@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from torch_lms.cli.main import group, main
 from torch_lms.errors import LmsError, UsageError
-from torch_lms.targets import Setting, Traced, define_torchvision_operators, find, trace
+from torch_lms.targets import Setting, Traced, define_torchvision_operators, find, torchvision_operators, trace
 from torch_lms.trace import demand_curve
 
 LLAMA_8B = {
@@ -233,3 +234,18 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(
     with pytest.raises(SystemExit):
         main(["plan", *arguments, "--machine", MACHINE])
     assert f"pip install 'torch-lms[{extra}]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["_C.so", "_C.cpython-311-x86_64-linux-gnu.so", "_C_stable.so"])
+def test_torchvision_s_own_library_comes_first(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it loads, nothing is defined: the same operator defined twice ends the process."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / name).touch()
+    loaded: list[str] = []
+    monkeypatch.setattr(torch.ops, "load_library", lambda path: loaded.append(Path(path).name))
+    monkeypatch.setattr(torchvision_operators, "find_spec", lambda _: SimpleNamespace(origin=package / "__init__.py"))
+    monkeypatch.setattr(torch.library, "Library", lambda *_: pytest.fail("operators were defined"))
+    torchvision_operators.define_torchvision_operators()
+    assert loaded == [name]

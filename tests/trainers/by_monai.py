@@ -26,7 +26,7 @@ def unet(run: Run) -> dict[str, Any]:
         ]
     )
     data = monai.data.CacheDataset([_volume() for _ in range(6)], transforms, progress=False)
-    loader = monai.data.DataLoader(data, batch_size=2)
+    loader = monai.data.DataLoader(data, batch_size=2, num_workers=1)
     model = monai.networks.nets.UNet(
         spatial_dims=3, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2), num_res_units=2
     )

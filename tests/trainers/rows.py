@@ -65,7 +65,7 @@ ROWS = {
     "vit": _by_hugging_face("HF Trainer, ViT", "vit"),
     "diffusers-unet": Row("diffusers U-Net: trained, saved, sampled", "by_diffusers:unet", ("diffusers",)),
     "timm": Row("timm's train.py", "by_timm:train_script", ("timm", "torchvision"), needs_source=True),
-    "ultralytics": Row("ultralytics, YOLO11n", "by_ultralytics:yolo", ("ultralytics",)),
+    "ultralytics": Row("ultralytics, YOLO11n", "by_ultralytics:yolo", ("ultralytics", "torchvision")),
     "monai": Row("MONAI 3D U-Net, sliding windows", "by_monai:unet", ("monai",)),
     "torchrun": _two_ranks("torchrun x 2, DDP", "torchrun", "--standalone", "--nproc-per-node", "2", "-m"),
     "accelerate": _two_ranks(

@@ -39,7 +39,7 @@ def _loads(package: Path) -> bool:
     import torch
 
     try:
-        for library in package.glob("_C.*"):
+        for library in package.glob("_C*.so"):  # _C_stable.so since torchvision 0.29
             torch.ops.load_library(library)
             return True
     except OSError:
