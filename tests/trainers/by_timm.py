@@ -40,9 +40,15 @@ def train_script(run: Run) -> dict[str, Any]:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv = before
-    last = torch.load(run.folder / "output" / "run" / "last.pth.tar", weights_only=False)
-    summary = (run.folder / "output" / "run" / "summary.csv").read_bytes()
-    return {"summary": summary, **{name: last[name] for name in ("state_dict", "state_dict_ema", "optimizer")}}
+    return {
+        "summary": (run.folder / "output" / "run" / "summary.csv").read_bytes(),
+        "checkpoint": lambda: _tensors_of(run.folder / "output" / "run" / "last.pth.tar"),
+    }
+
+
+def _tensors_of(checkpoint: Path) -> list[Any]:
+    last = torch.load(checkpoint, weights_only=False)
+    return [last[name] for name in ("state_dict", "state_dict_ema", "optimizer")]
 
 
 def _write_images(folder: Path) -> None:

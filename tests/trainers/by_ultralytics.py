@@ -36,8 +36,14 @@ def yolo(run: Run) -> dict[str, Any]:
         seed=0,
         verbose=False,
     )
-    last = torch.load(run.folder / "run" / "weights" / "last.pt", weights_only=False)
-    return {"weights": last["ema"].state_dict(), "losses": _losses(run.folder / "run" / "results.csv")}
+    return {
+        "weights": lambda: _weights_of(run.folder / "run" / "weights" / "last.pt"),
+        "losses": _losses(run.folder / "run" / "results.csv"),
+    }
+
+
+def _weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return torch.load(checkpoint, weights_only=False)["model"].state_dict()
 
 
 def _losses(results: Path) -> list[str]:

@@ -20,7 +20,9 @@ from tests.trainers.rows import ROWS
 @click.option("--min-size", type=int, default=4096)
 @click.option("--source", type=click.Path(path_type=Path))
 def main(row: str, folder: Path, limit: int | None, min_size: int, source: Path | None) -> None:
-    """Train, and write digests and statistics into FOLDER, a file for each rank."""
+    """Train, and write digests and statistics into FOLDER, a file for each rank. What a training gives as a function is
+    read from its files once the statistics are known.
+    """
     import torch
 
     from tests.trainers.run import Run, digest
@@ -33,7 +35,10 @@ def main(row: str, folder: Path, limit: int | None, min_size: int, source: Path 
     found = getattr(importlib.import_module(f"tests.trainers.{module}"), function)(run, **ROWS[row].arguments)
     rank = os.environ.get("LOCAL_RANK", "0")
     stats = _stats()  # now: bytes that are looked at stay on the device
-    outcome = {"digests": {name: digest(value) for name, value in found.items()}, "stats": stats}
+    outcome = {
+        "digests": {name: digest(value() if callable(value) else value) for name, value in found.items()},
+        "stats": stats,
+    }
     (folder / f"rank-{rank}.json").write_text(json.dumps(outcome, default=str))
 
 
