@@ -35,10 +35,8 @@ def main(row: str, folder: Path, limit: int | None, min_size: int, source: Path 
     found = getattr(importlib.import_module(f"tests.trainers.{module}"), function)(run, **ROWS[row].arguments)
     rank = os.environ.get("LOCAL_RANK", "0")
     stats = _stats()  # now: bytes that are looked at stay on the device
-    outcome = {
-        "digests": {name: digest(value() if callable(value) else value) for name, value in found.items()},
-        "stats": stats,
-    }
+    digests = {name: digest(value() if callable(value) else value) for name, value in found.items()}
+    outcome = {"digests": digests, "stats": stats}
     (folder / f"rank-{rank}.json").write_text(json.dumps(outcome, default=str))
 
 
