@@ -48,7 +48,6 @@ class Outcome:
         differing: what does not equal the training without LMS, as "weights of rank 1".
         planned_steps, steps: of the rank that has fewest planned.
         unpaged_bytes: what had to stay on the device in the end.
-        policies: what was in force in each rank.
     """
 
     row: str

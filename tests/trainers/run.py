@@ -9,6 +9,8 @@ import torch
 import xxhash
 from torch.utils import _pytree as pytree
 
+from tests.bits import bits_of
+
 
 @dataclass(frozen=True)
 class Run:
@@ -31,13 +33,12 @@ class Run:
 
 
 def digest(value: Any) -> str:
-    """Of the bits of all tensors, arrays and numbers in ``value``, a nest of lists and dicts."""
+    """Of the bits of all tensors, bytes and numbers in ``value``, a nest of lists and dicts."""
     found = xxhash.xxh3_128()
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             found.update(repr((leaf.dtype, tuple(leaf.shape))).encode())
-            flat = leaf.detach().cpu().contiguous().reshape(-1)
-            found.update(flat.view(torch.uint8).numpy().tobytes() if leaf.numel() else b"")
+            found.update(bits_of(leaf))
         else:
             found.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode())
     return found.hexdigest()
