@@ -3,7 +3,7 @@
 import torch
 
 
-def samebits_of(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+def same_bits(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     """Whether all tensors are equal, NaNs and signs of zero included."""
     return len(a) == len(b) and all(
         x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride() and bits_of(x) == bits_of(y)
