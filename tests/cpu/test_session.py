@@ -206,6 +206,18 @@ def test_room_for_what_becomes_a_page_when_it_is_filled(fill: Callable[[torch.Te
         assert torch_lms.stats().peak_resident_bytes == alone.nbytes
 
 
+def test_room_for_memory_that_comes_from_elsewhere() -> None:
+    """As batches do that a loader's worker made: its bytes are there before anything can leave for them."""
+    given = torch.ones(8 << 10).untyped_storage()
+    with torch_lms.session(limit="256KiB", min_size="4KiB"):
+        full = [torch.ones(16 << 10) for _ in range(4)]
+        batch = torch.empty(0).set_(given)
+        assert (batch + 1).eq(2).all()
+        stats = torch_lms.stats()
+        assert stats.evicted_bytes >= full[0].nbytes
+        assert stats.peak_resident_bytes == stats.limit_bytes
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

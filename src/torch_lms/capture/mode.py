@@ -306,13 +306,14 @@ class LmsMode(TorchDispatchMode):
 
     def _noticed(self, result: Any, info: OpInfo) -> Any:
         """``result``, with the pages in it known. Small empty ones are none before their first operation (N12)."""
+        is_new = not info.retypes
         if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
             if not info.empty or storage_nbytes(storage) >= FILLED_UNSEEN:
-                self._owner.entry_of(storage, result, is_new=True)
+                self._owner.entry_of(storage, result, is_new)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):
-                self._entry(tensor, is_new=True)
+                self._entry(tensor, is_new)
         if info.retypes:
             self._owner.retyped(result)
         return result
