@@ -79,6 +79,18 @@ _REPEATABLE = frozenset(
 """Operators that give the same bits whenever they are called with the same, beside those that treat each element by
 itself. None that adds up in the order in which threads arrive (N16)."""
 
+_MADE_OF_OTHERS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"),
+        *("_thnn_differentiable_gru_cell_backward", "_thnn_differentiable_lstm_cell_backward"),
+        "_thnn_fused_lstm_cell_backward",
+        *("_weight_norm", "_weight_norm_differentiable_backward", "norm_except_dim"),
+        *("dropout_", "alpha_dropout_", "feature_dropout", "feature_dropout_", "feature_alpha_dropout_"),
+    )
+)
+"""Composite operators that no list of PyTorch's vouches for, and whose kernels call other operators alone."""
+
 _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})
 """Operators that show a storage as another type."""
 
@@ -232,6 +244,8 @@ def _may_read_bytes(func: torch._ops.OpOverload) -> bool:
     documented is tested for it.
     """
     schema = func._schema
+    if schema.name in _MADE_OF_OTHERS:
+        return False
     if is_checked(func.name()) or torch._C.DispatchKey.CompositeImplicitAutograd in func.py_kernels:
         return False
     if any(argument.is_out for argument in schema.arguments) or _is_documented(schema.name):
