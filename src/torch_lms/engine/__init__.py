@@ -1,16 +1,17 @@
 """The engine of one device: events in, on one side; on the other, a backend that carries out what they call for."""
 
 from torch_lms.engine.backend import Backend, Mark, Spent
-from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Operation, drive
+from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Halt, Operation, drive
 from torch_lms.engine.plan_cache import EndedStep, Kind, OnePlan, PlanCache, Plans
 from torch_lms.engine.planning import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce, Speeds
-from torch_lms.engine.step_record import Journal, StepRecord
+from torch_lms.engine.step_record import Journal, StepRecord, Stretch
 
 __all__ = [
     "REFRESH_EVERY_S",
     "Backend",
     "EndedStep",
     "Engine",
+    "Halt",
     "Journal",
     "Kind",
     "MadePlan",
@@ -26,5 +27,6 @@ __all__ = [
     "Speeds",
     "Spent",
     "StepRecord",
+    "Stretch",
     "drive",
 ]

@@ -5,17 +5,17 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark
 from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
-from torch_lms.engine.step_record import Journal, StepRecord
+from torch_lms.engine.step_record import StepRecord, Stretch
 from torch_lms.pager import Action, Pager
 from torch_lms.policy import Passed, PlanCursor, Planned, Policy
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Link, Timeline
-from torch_lms.trace import Living, Trace
+from torch_lms.trace import Living, Trace, TracedOp
 
 REFRESH_EVERY_S = 0.05
 """Asking the kernel what is free takes a millisecond."""
@@ -98,6 +98,26 @@ class Operation(Protocol):
 
     @property
     def is_repeatable(self) -> bool: ...
+
+
+class Halt(NamedTuple):
+    """Where operations that follow a plan stop, so that pages are moved.
+
+    Attributes:
+        stretch: those since the last halt.
+        tick: when the last of them ended, counted in operations.
+        op: the operation that comes next.
+        pages: that it uses.
+        resident, host, disk: bytes of pages in each tier, once the pages have moved.
+    """
+
+    stretch: Stretch
+    tick: int
+    op: TracedOp
+    pages: tuple[PageId, ...]
+    resident: int
+    host: int
+    disk: int
 
 
 class Engine:
@@ -245,22 +265,54 @@ class Engine:
         cursor = self._cursors[0]
         return None if cursor.position < 0 or cursor.to_drop else cursor
 
-    def passed(self, passed: Passed, journal: Journal, since: Mark) -> None:
+    def passed(self, passed: Passed, stretch: Stretch) -> None:
         """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them.
 
         Args:
             passed: what they did.
-            journal: the same in their order.
-            since: when they began, if the program's work is done later than the host asks for it; else None.
+            stretch: those among them since pages were last moved.
         """
         cursor, ledger = self._cursors[0], self.pager.book.ledger
         if self.record is not None:
-            between = None if since is None else (since, self._backend.mark())
-            self.record.passed(cursor.plan.trace.ops, passed.ops, journal, ledger.host, ledger.disk, between)
+            self.record.passed(cursor.plan.trace.ops, stretch, self._backend.mark(), ledger.host, ledger.disk)
         cursor.passed(passed)
         self._tell(self.pager.passed(passed))
         if self.record is not None and self.record.op_count > _MAX_OPS:
             self._stop_recording()
+
+    def moves(self, halt: Halt, move: Callable[[], bool]) -> bool:
+        """Operations followed the plan, and pages are moved before the next, as the plan has it.
+
+        Args:
+            halt: where they stopped.
+            move: has the pages moved; returns whether all of them were, as planned. Else the operation has yet to begin.
+        """
+        op, record, view = halt.op, self.record, self.pager.view
+        view.tick = halt.tick
+        now = self._backend.mark()
+        if record is not None:
+            record.passed(self._cursors[0].plan.trace.ops, halt.stretch, now, halt.host, halt.disk)
+        view.tick += 1
+        self._spent_until = now
+        are_there = False
+        try:
+            with self._backend.unobserved():
+                are_there = move()
+        finally:
+            if record is not None and are_there:
+                record.begins(op.name, halt.pages, op.new_bytes, op.is_repeatable, now)
+            elif record is not None:
+                record.access_begins(now)
+            self._has_moved(now)
+        self._backend.grows(op.new_bytes, halt.resident, self.pager.limit)
+        if record is not None:
+            record.ready(op.name, self._spent_until, halt.resident, halt.host, halt.disk)
+        return are_there
+
+    @property
+    def is_to_ask_for_room(self) -> bool:
+        """With limit "auto": whether it was asked for so long ago that it had better be asked again."""
+        return self._is_auto and time.monotonic() - self._refreshed_at >= REFRESH_EVERY_S
 
     @property
     def position_to_repeat(self) -> int:

@@ -23,6 +23,20 @@ class Journal(Protocol):
 _OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED = range(6)
 
 
+class Stretch(NamedTuple):
+    """Operations that followed a plan, one after the other, and Python was not asked.
+
+    Attributes:
+        ops: how many.
+        journal: of them.
+        since: when they began, if the program's work is done later than the host asks for it; else None.
+    """
+
+    ops: int
+    journal: Journal
+    since: Any
+
+
 @dataclass(slots=True)
 class _Running:
     """The operation that runs, or ran last; none without a name.
@@ -101,20 +115,11 @@ class StepRecord:
         """The operation ended; it wrote ``written``."""
         self._append((_ENDS, written))
 
-    def passed(
-        self,
-        ops: Sequence[TracedOp],
-        count: int,
-        journal: Journal,
-        host: int,
-        disk: int,
-        between: tuple[Any, Any] | None,
-    ) -> None:
-        """So many operations passed, of those that the plan has, and ``journal`` was kept meanwhile. ``between``: when
-        it was begun and ended, if its own times are not those of the program's work.
-        """
-        self.op_count += count
-        self._append((_PASSED, ops, journal, host, disk, between))
+    def passed(self, ops: Sequence[TracedOp], stretch: Stretch, now: Any, host: int, disk: int) -> None:
+        """Operations passed until now, of those that the plan has: ``ops``."""
+        self.op_count += stretch.ops
+        between = None if stretch.since is None else (stretch.since, now)
+        self._append((_PASSED, ops, stretch.journal, host, disk, between))
 
     def created(self, page: PageId, nbytes: int, unpageable: str) -> None:
         """The operation that runs, or ran last, created a page."""

@@ -39,7 +39,8 @@ class Native(Protocol):
         """A plan as far as it is followed here.
 
         Args:
-            ops: name, pages, creates, those that die after it, new bytes, whether Python has it.
+            ops: name, pages, creates, those that die after it, new bytes, those that are evicted after it, those whose
+                fetch starts when it begins, whether any move then, whether these are only copied, whether Python has it.
             nbytes: of its pages.
         """
 
@@ -49,9 +50,11 @@ class Native(Protocol):
         is_new: bool,
         position: int,
         device: int,
-        sizes: tuple[int, int, int, int, int, int],
-        states: list[tuple[PageId, bool, bool, bool]],
+        sizes: tuple[int, int, int, int, int],
+        tiers: list[tuple[int, int]],
+        states: list[tuple[PageId, int, int, bool, bool, bool]],
         bound: list[tuple[PageId, int]],
+        lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
@@ -61,17 +64,34 @@ class Native(Protocol):
             position: of the last operation.
             device: its index.
             sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
-                device; room with which a page is to be fetched at once, 0 for none. Last, after how many microseconds
-                the next operation is Python's, 0 for never.
-            states: pages of which something has changed: whether their bytes are on the device, whether they may be
-                used at once, whether others are recomputed from them.
+                device. Last, after how many microseconds it is asked whether copies down have ended, where a page that is
+                to be fetched waits for their room.
+            tiers: the bytes that each lower tier holds, and the most that it can.
+            states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and tiers
+                (-1 for none); whether their lower copies are new, whether they must stay, whether others are recomputed
+                from them.
             bound: pages and their numbers in the plan, as far as that is news.
+            lists: what the plan still has to do (``policy.Lists``), and pages that had better be dropped than copied.
+        """
+
+    def move(self, position: int, pages: list[PageId], landed: list[PageId]) -> tuple[Any, ...] | None:
+        """What moves before the plan's operation at ``position``, on ``pages``; copies of ``landed`` have ended. None
+        if that must be decided. Else the operation has begun, no other passes until ``moved``, and these are told: a
+        journal and how many operations are in it; how many passed since ``follow``, with this one; bytes on the device
+        and in each tier after the moves; the moves (``runtime.native_moves.Act``, page, tier, the operation since
+        ``follow`` that used the page last, -1 for none); pages that Python does not know, their storages and streams.
+        """
+
+    def moved(self, are_all: bool, count: int, failed: PageId, state: int) -> None:
+        """They moved. If not all: the first ``count``; the page ``failed`` is in that state now, and the operation has
+        not begun.
         """
 
     def take_over(self) -> tuple[Any, ...]:
-        """From here on none does. What passed: a journal, then the fields of ``policy.Passed`` (births with their
-        storages and the streams of their memory; deaths also of pages that Python has not heard of), and the pages of
-        operations that run now, by the identity of their threads.
+        """From here on none does. What passed: a journal and how many operations are in it, then the fields of
+        ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of pages
+        that Python has not heard of), pages whose lower copies were given up, and the pages of operations that run now,
+        by the identity of their threads.
         """
 
     def ask_python(self, always: bool) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch_lms.policy import Counts
+
 
 @dataclass(slots=True)
 class Counters:
@@ -31,3 +33,8 @@ class Counters:
     room_from_one: int = 0
     room_from_some: int = 0
     room_from_all: int = 0
+
+    def add(self, counts: Counts) -> None:
+        """So much was done by whoever follows a plan."""
+        for name, count in zip(counts._fields, counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)

@@ -61,6 +61,11 @@ class Pager:
         """Whether transfers are in flight that nobody waits for: ``transfers_done`` may have something to say."""
         return bool(self.book.evicting or self.book.fetching)
 
+    @property
+    def has_refused(self) -> bool:
+        """Whether a tier could not take a page in this step."""
+        return bool(self._transfers.refused)
+
     def reset_counters(self) -> None:
         """Start counting anew."""
         self.counters = self._transfers.counters = Counters(demand_bytes=self.step_demand_bytes)
@@ -106,29 +111,26 @@ class Pager:
         return self._die(page)
 
     def passed(self, passed: Passed) -> Iterable[Action]:
-        """Operations followed the plan, and nothing had to be decided for them."""
-        book, tick = self.book, self.view.tick
-        self.view.tick += passed.ops
-        self.counters.room_from_free += passed.ops
-        died = [book[page_id] for page_id in passed.deaths]
+        """Operations followed the plan, and nothing had to be decided for them but what the plan says."""
+        book, ledger, tick = self.book, self.book.ledger, passed.tick
+        peaks = ledger.peak_live, ledger.peak_device
+        self.view.tick = tick + passed.ops
+        self.counters.add(passed.counts)
+        self.counters.room_from_free += passed.ops - sum(passed.counts[-3:])
         actions: list[Action] = []
-        for page in died:
-            if page.state not in UNDER_WAY:
-                actions += self._die(page)
+        for page_id in passed.deaths:
+            page = book[page_id]
+            if page.state in UNDER_WAY:  # so it was when it was last heard of: nobody copies what is dead
+                book.assign(page, State.CLEAN, page.tier, page.has_new_copy)
+            actions += self._die(page)
         for birth in passed.births:
             book.add(birth.page, birth.nbytes, birth.unpageable, tick)
-        stale = book.touch(passed.uses, tick)
-        book.ledger.note_peaks(passed.peak_live, passed.peak_device)
-        under_way = [page for page in died if page.state in UNDER_WAY]
-        if not (actions or stale or under_way):
-            return ()
-        return self._clear_up(actions, stale, under_way)
-
-    def _clear_up(self, actions: list[Action], stale: list[tuple[PageId, Tier]], under_way: list[Page]) -> Actions:
-        yield from actions
-        yield from self._transfers.discard(stale)
-        for page in under_way:
-            yield from self._die_after_copy(page)
+        for moved in passed.moved:
+            book.assign(book[moved.page], moved.state, moved.tier, moved.has_new_copy)
+        book.touch(passed.uses, tick)
+        ledger.peak_live, ledger.peak_device = peaks  # whoever told of all this has watched them
+        ledger.note_peaks(passed.peak_live, passed.peak_device)
+        return tuple(actions)
 
     def transfers_done(self, pages: Iterable[PageId]) -> Actions:
         """The copies of ``pages`` that were in flight have ended."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from torch_lms.residency import PageId
+from torch_lms.residency import PageId, State, Tier
 
 
 class Birth(NamedTuple):
@@ -21,10 +21,48 @@ class Birth(NamedTuple):
     unpageable: str
 
 
+class Moved(NamedTuple):
+    """What became of a page that was moved as the plan has it.
+
+    Attributes:
+        page: its id.
+        state: where its bytes are now.
+        tier: of its lower copy; None without one.
+        has_new_copy: whether that was made since the page was last away.
+    """
+
+    page: PageId
+    state: State
+    tier: Tier | None
+    has_new_copy: bool
+
+
+class Counts(NamedTuple):
+    """How many pages were moved, and from where operations had their room: as in ``pager.Counters``."""
+
+    evictions: int
+    evicted_bytes: int
+    fetches: int
+    fetched_bytes: int
+    clean_drops: int
+    room_from_one: int
+    room_from_some: int
+    room_from_all: int
+
+
+class Lists(NamedTuple):
+    """What a plan still has to do: see ``PlanCursor``."""
+
+    due: list[PageId]
+    to_evict: list[PageId]
+    to_fetch: list[PageId]
+
+
 class Passed(NamedTuple):
     """Operations that followed a plan, one after the other, since the last event.
 
     Attributes:
+        tick: when they began, counted in operations.
         ops: how many.
         position: in the plan, of the last.
         created: how many pages that created.
@@ -34,8 +72,12 @@ class Passed(NamedTuple):
             written. The one used last comes last.
         deaths: pages that lived before, and died.
         peak_live, peak_device: the most bytes of pages that were alive, and on the device.
+        moved: pages that live and were moved, in the order of their last moves.
+        counts: of these moves.
+        lists: what the plan still has to do.
     """
 
+    tick: int
     ops: int
     position: int
     created: int
@@ -45,3 +87,6 @@ class Passed(NamedTuple):
     deaths: list[PageId]
     peak_live: int
     peak_device: int
+    moved: list[Moved]
+    counts: Counts
+    lists: Lists

@@ -100,8 +100,10 @@ class PlanCursor:
             self._bind(birth.page, birth.number)
         self._newly_bound.clear()
         for page, _, _ in passed.uses:
-            self._forget((page,))
             self.recipes.pop(page, None)
+        self.due = dict.fromkeys(passed.lists.due)
+        self.to_evict = dict.fromkeys(passed.lists.to_evict)
+        self.to_fetch = dict.fromkeys(passed.lists.to_fetch)
         for page in passed.deaths:
             self.died(page)
 

@@ -64,7 +64,7 @@ class Book:
         ledger: bytes by place.
         clean, evicting, dirty: the candidates by state, the oldest first (dirty ones are ``resident``).
         fetching: pages whose fetch has started and not finished.
-        moved: living pages whose state changed, until somebody empties it.
+        moved: living pages whose state changed, or whether they may leave, until somebody empties it.
     """
 
     def __init__(self) -> None:
@@ -103,6 +103,8 @@ class Book:
         self._pages[page_id] = page
         if not unpageable:
             self.dirty[page_id] = page
+        else:
+            self.moved.add(page_id)
         if is_found:
             self.ledger.add_found(nbytes)
         else:
@@ -142,6 +144,20 @@ class Book:
         elif state in self._candidates and not page.pins and not page.unpageable:
             self._candidates[state][page.id] = page
 
+    def assign(self, page: Page, state: State, tier: Tier | None, has_new_copy: bool) -> None:
+        """``page`` was taken to ``state`` by whoever follows a plan, with a lower copy in ``tier`` if it has one."""
+        self.withdraw(page)
+        self.fetching.pop(page.id, None)
+        self._count(page, page.state, State.DROPPED)
+        page.remember(f"to {state.value} by plan")
+        page.state = state
+        page.tier = tier
+        page.has_new_copy = has_new_copy
+        self._count(page, State.DROPPED, state)
+        if state is State.FETCHING:
+            self.fetching[page.id] = page
+        self.offer(page)
+
     def resize(self, page: Page, nbytes: int) -> None:
         """The user resized a resident storage (one without a lower copy: a write discards that)."""
         if page.state is not State.RESIDENT:
@@ -152,6 +168,7 @@ class Book:
     def make_unpageable(self, page: Page, reason: str) -> None:
         """``page`` stays on the device from now on, for ``reason`` unless it had one already."""
         self.withdraw(page)
+        self.moved.add(page.id)
         page.unpageable = page.unpageable or reason
 
     def _count(self, page: Page, before: State, state: State) -> None:
@@ -177,6 +194,7 @@ class Book:
         for page_id in pages:
             page = self._pages[page_id]
             page.pins += 1
+            self.moved.add(page_id)
             candidates = self._candidates.get(page.state)
             if candidates is not None:
                 candidates.pop(page_id, None)
@@ -194,6 +212,7 @@ class Book:
                 page.pins -= 1
                 page.last_use = tick
                 if not page.pins:
+                    self.moved.add(page_id)
                     self.offer(page)
 
     def write(self, pages: Iterable[PageId]) -> list[tuple[PageId, Tier]]:
@@ -210,23 +229,15 @@ class Book:
                 self.apply(page, Trigger.WRITE)
         return stale
 
-    def touch(self, uses: Iterable[tuple[PageId, int, int]], tick: int) -> list[tuple[PageId, Tier]]:
-        """Pages were used so many ticks after ``tick``, and written so often; the one used last comes last.
-
-        Returns:
-            The lower copies of these pages that are worth nothing now.
-        """
-        stale = []
+    def touch(self, uses: Iterable[tuple[PageId, int, int]], tick: int) -> None:
+        """Pages were used so many ticks after ``tick``, and written so often; the one used last comes last."""
         for page_id, later, writes in uses:
             page = self._pages[page_id]
             page.last_use = tick + later
-            if writes:
-                stale += self.write((page_id,))
-                page.writes += writes - 1
+            page.writes += writes
             if self.is_candidate(page):
                 self.withdraw(page)
                 self.offer(page)
-        return stale
 
     # -- candidates --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The backend of a real device: performs an engine's actions on storages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +9,7 @@ import torch
 from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.unobserved import Undispatched
-from torch_lms.engine import Engine, Journal, Mark, PlanCache, Spent
+from torch_lms.engine import Engine, Mark, PlanCache, Spent, Stretch
 from torch_lms.errors import StoreError
 from torch_lms.pager import (
     Action,
@@ -87,18 +87,24 @@ class DeviceBackend:
     def remove(self, entry: Entry) -> None:
         """The storage of ``entry`` died, or is no page any more."""
         self.engine.died(entry.page)
+        self.forget(entry)
+
+    def know(self, entries: Iterable[Entry]) -> None:
+        """``entries`` were born while a plan was followed; the engine hears of them when it hears what passed."""
+        for entry in entries:
+            self._entries[entry.page] = entry
+
+    def passed(self, passed: Passed, stretch: Stretch) -> None:
+        """See ``Engine``."""
+        self.engine.passed(passed, stretch)
+        for page in passed.deaths:
+            self.forget(self._entries[page])
+
+    def forget(self, entry: Entry) -> None:
+        """Its storage died. Its engine has heard of that, or never of the page."""
         self.executor.forget(entry)
         self._recomputer.forget(entry.page)
-        del self._entries[entry.page]
-
-    def passed(self, passed: Passed, journal: Journal, since: Mark | None, born: list[Entry]) -> None:
-        """See ``Engine``. ``born``: the entries of the births."""
-        for entry in born:
-            self._entries[entry.page] = entry
-        self.engine.passed(passed, journal, since)
-        for page in passed.deaths:
-            self.executor.forget(self._entries.pop(page))
-            self._recomputer.forget(page)
+        self._entries.pop(entry.page, None)
 
     def resize(self, entry: Entry) -> None:
         """The program gave the storage of ``entry`` another size, and with it other memory."""

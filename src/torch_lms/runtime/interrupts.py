@@ -10,7 +10,10 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
 _FLOORS = ("capture", "engine", "pager", "policy", "residency", "stores")
-_RUNTIME = ("backend", "cpu", "executor", "fast_path", "holds", "page_table", "session", "staging", "streams")
+_RUNTIME = (
+    *("backend", "cpu", "executor", "fast_path", "holds", "native_interposer", "native_moves", "native_pages"),
+    *("page_table", "session", "staging", "streams"),
+)
 _OURS = (
     *(f"{_PACKAGE / floor}/" for floor in _FLOORS),
     *(str(_PACKAGE / "runtime" / f"{name}.py") for name in _RUNTIME),

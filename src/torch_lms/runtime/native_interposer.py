@@ -14,15 +14,17 @@ from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.split import RUNS
+from torch_lms.engine import Halt, Stretch
 from torch_lms.native import Native, PageId
 from torch_lms.pager import Pager
-from torch_lms.policy import Passed, Plan, PlanCursor
-from torch_lms.residency import State
+from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor
+from torch_lms.residency import Book, Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath
 from torch_lms.runtime.interposer import Interposer
 from torch_lms.runtime.native_pages import NativePageTable, index_of
-from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE
+from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Act, Move, Moves
+from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
 
 
@@ -38,6 +40,8 @@ class Prepared(IntEnum):
     BEGUN = 2
     """They are there, and pinned until it has ``ended``."""
 
+
+_ACTS = tuple(Act)
 
 _PATIENCE_US = 200
 """How long operations pass before it is asked whether copies down have ended, whose room a page waits for."""
@@ -67,6 +71,8 @@ class NativeFastPath(FastPath):
         self._followed: DeviceBackend | None = None
         self._cursor: PlanCursor | None = None
         self._since: Any = None
+        self._tick = 0
+        self._tiers: list[Tier] = []
         self._plans: dict[int, tuple[Plan, Any]] = {}
         self._parts: set[tuple[str, tuple[int, ...]]] = set()
 
@@ -118,45 +124,96 @@ class NativeFastPath(FastPath):
         if cursor is None:
             return
         pager, ledger = engine.pager, engine.pager.book.ledger
-        states = _moved(pager)
+        self._tiers = list(pager.tiers)
+        states = _changed(pager, self._tiers)
         if backend.executor.has_streams:
             self._tell_streams(backend, [page for page, *_ in states])
             self._since = backend.mark()
-        waiting = (pager.book[page] for page in cursor.to_fetch)
-        wanted = next((page.nbytes for page in waiting if page.state is State.EVICTED), 0)
-        patience_us = _PATIENCE_US if wanted and pager.book.evicting else 0
+        self._tick = pager.view.tick
+        held = {Tier.HOST: ledger.host, Tier.DISK: ledger.disk}
         self._native.follow(
             self._plan_of(cursor.plan),
             cursor is not self._cursor,
             cursor.position,
             index_of(backend.device),
-            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, wanted, patience_us),
+            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
+            [(held[tier], capacity) for tier, capacity in pager.tiers.items()],
             states,
             cursor.take_newly_bound(),
+            (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.recipes)),
         )
         self._cursor = cursor
         self._followed = backend
 
-    def prepare(self, pages: list[PageId], writes: list[PageId]) -> "Prepared":
-        """The plan's next operation, which the interposer is about to run, begins on ``pages``."""
+    def prepare(self, position: int, pages: list[PageId], writes: list[PageId]) -> "Prepared":
+        """The plan's operation at ``position``, which the interposer is about to run, begins on ``pages``."""
         with self._lock:
-            backend = self._followed
-            self._reap()
-            if backend is None or backend.engine.cursor_to_follow is not self._cursor or self._cursor is None:
+            backend, cursor = self._followed, self._cursor
+            if backend is None or cursor is None:
                 return Prepared.NO  # another thread was quicker
+            op = cursor.plan.trace.ops[position]
+            depends = writes and backend.engine.pager.recipes.dependents(writes)
+            if not depends and self._moves(backend, op, position, pages):
+                return Prepared.FOLLOWED
+            self._reap()
             engine, used = backend.engine, tuple(pages)
-            op = self._cursor.plan.trace.ops[self._cursor.position + 1]
+            if engine.cursor_to_follow is not cursor or cursor.position + 1 != position:
+                return Prepared.NO
             try:
                 engine.op_begins(op, used, op.new_bytes, tuple(writes))
             except (RuntimeError, MemoryError) as error:
                 if not backend.executor.is_out_of_memory(error):
                     raise
                 return Prepared.NO  # it will be told in full
-            if engine.cursor_to_follow is not self._cursor:
+            if engine.cursor_to_follow is not cursor:
                 return Prepared.BEGUN
             engine.pager.book.unpin(used, engine.pager.view.tick)  # whoever takes over pins them anew
             self.hand_over()
             return Prepared.FOLLOWED
+
+    def _moves(self, backend: DeviceBackend, op: TracedOp, position: int, pages: list[PageId]) -> bool:
+        """Have pages moved before ``op`` as the plan has it. Whether that was all: else the engine has to decide."""
+        engine, executor = backend.engine, backend.executor
+        if engine.is_to_ask_for_room or engine.pager.has_refused:
+            return False
+        found = self._native.move(position, pages, executor.landed())
+        if found is None:
+            return False
+        journal, journaled, ops, resident, held, told, unknown = found
+        moves = Moves(executor)
+
+        def move() -> bool:
+            for page, storage, stream in unknown:
+                self._table.know(page, storage, stream)
+                if why_unpageable(storage, is_owned=False):
+                    return False
+            if not all(moves.perform(self._move(engine.pager.book, *each)) for each in told):
+                return False
+            if executor.has_streams:
+                moved = [page for _, page, *_ in told]
+                executor.use([self._table.registry[page] for page in set(moved).intersection(pages)])
+                self._tell_streams(backend, moved)
+            return True
+
+        lower = dict(zip(self._tiers, held, strict=False))
+        levels = resident, lower.get(Tier.HOST, 0), lower.get(Tier.DISK, 0)
+        halt = Halt(Stretch(journaled, journal, self._since), self._tick + ops - 1, op, tuple(pages), *levels)
+        are_there = False
+        try:
+            are_there = engine.moves(halt, move)
+        finally:
+            self._native.moved(are_there, moves.done, moves.failed, NUMBERS[moves.state])
+        if executor.has_streams:
+            self._since = backend.mark()
+        return are_there
+
+    def _move(self, book: Book, act: int, page: PageId, tier: int, later: int) -> Move:
+        """A move as the interposer tells of it: ``later``, operations after it was handed over, the page was used."""
+        if later >= 0:
+            last_use = self._tick + later
+        else:
+            last_use = book[page].last_use if page in book else self._tick
+        return Move(_ACTS[act], self._table.registry[page], self._tiers[tier], last_use)
 
     def ended(self, pages: list[PageId], written: list[PageId]) -> None:
         """It ended, of which no plan was followed."""
@@ -167,17 +224,31 @@ class NativeFastPath(FastPath):
         backend, self._followed = self._followed, None
         if backend is None:
             return False
-        journal, ops, position, created, births, bound, uses, dead, *peaks, running = self._native.take_over()
-        entries, told = self._table.born_as_planned(births)
+        journal, journaled, ops, position, created, births, bound, uses, dead, *rest = self._native.take_over()
+        peak_live, peak_device, moved, counts, lists, stale, running = rest
         book = backend.engine.pager.book
-        deaths = [page for page in dead if page in book]
-        backend.passed(Passed(ops, position, created, told, bound, uses, deaths, *peaks), journal, self._since, entries)
+        passed = Passed(
+            self._tick,
+            *(ops, position, created, self._table.born_as_planned(births), bound, uses),
+            [page for page in dead if page in book],
+            *(peak_live, peak_device),
+            [Moved(page, STATES[state], self._tier_of(tier), is_new) for page, state, tier, is_new in moved],
+            Counts(*counts),
+            Lists(*lists),
+        )
+        with backend.unobserved():
+            for page in stale:
+                backend.executor.discard(self._table.registry[page])
+        backend.passed(passed, Stretch(journaled, journal, self._since))
         for page in dead:
             entry = self._table.registry.forget(page)
-            if entry is not None and page not in deaths:
-                backend.executor.forget(entry)  # its engine has not heard of it
+            if entry is not None and page not in passed.deaths:
+                backend.forget(entry)  # its engine has not heard of it
         self._pin(self._entries_of(running))
         return True
+
+    def _tier_of(self, number: int) -> Tier | None:
+        return None if number < 0 else self._tiers[number]
 
     def _plan_of(self, plan: Plan) -> Any:
         """``plan`` as the interposer has it."""
@@ -217,19 +288,22 @@ class NativeFastPath(FastPath):
             self._unpin(get_ident(), wrote)
 
 
-def _moved(pager: Pager) -> list[tuple[PageId, bool, bool, bool]]:
-    """Pages of which something changed since this was last asked: whether their bytes are on the device, whether they
-    may be used at once, whether others are recomputed from them.
+def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool, bool]]:
+    """Pages of which something changed since this was last asked: their states and tiers; whether their lower copies
+    are new, whether they must stay, whether others are recomputed from them.
     """
-    moved = pager.book.moved | pager.recipes.moved
+    changed = pager.book.moved | pager.recipes.moved
     pager.book.moved.clear()
     pager.recipes.moved.clear()
     states = []
-    for page_id in moved:
+    for page_id in changed:
         page = pager.book.get(page_id)
-        if page is not None:
-            is_usable = page.state in (State.RESIDENT, State.CLEAN)
-            states.append((page_id, page.state.on_device, is_usable, pager.recipes.is_input(page_id)))
+        if page is None:
+            continue
+        tier = -1 if page.tier is None else tiers.index(page.tier)
+        is_fixed = bool(page.pins or page.unpageable)
+        is_input = pager.recipes.is_input(page_id)
+        states.append((page_id, NUMBERS.get(page.state, OTHER_STATE), tier, page.has_new_copy, is_fixed, is_input))
     return states
 
 
@@ -247,7 +321,9 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
     ops = [
         (
             *(op.name, op.pages, op.creates, dies[position], op.new_bytes),
-            *(plan.moves_before(position), position in plan.repeated_ops or not is_whole(op)),
+            *(plan.evicts[position], plan.fetches[position]),
+            *(plan.moves_before(position), plan.only_copies_before(position)),
+            position in plan.repeated_ops or not is_whole(op),
         )
         for position, op in enumerate(trace.ops)
     ]

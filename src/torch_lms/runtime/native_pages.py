@@ -130,17 +130,22 @@ class NativePageTable(PageTable):
             peak_bytes = self._native.take_peak(index_of(backend.device))
             backend.engine.pager.book.ledger.note_peaks(peak_bytes, peak_bytes)
 
-    def born_as_planned(
-        self, births: list[tuple[PageId, torch.UntypedStorage, int, int]]
-    ) -> tuple[list[Entry], list[Birth]]:
+    def born_as_planned(self, births: list[tuple[PageId, torch.UntypedStorage, int, int]]) -> list[Birth]:
         """Pages that were born while a plan was followed: their numbers, storages, streams, and numbers in the plan."""
-        entries, told = [], []
+        told = []
         for page, storage, stream, number in births:
-            entry = self.registry.get(page) or self.registry.enter(page, storage)
-            self._born(entry, stream)
-            entries.append(entry)
+            entry = self.know(page, storage, stream)
             told.append(Birth(page, number, entry.nbytes, why_unpageable(storage, is_owned=False)))
-        return entries, told
+        return told
+
+    def know(self, page: PageId, storage: torch.UntypedStorage, stream: int) -> Entry:
+        """The page of that number, which was born natively, its memory for ``stream``."""
+        entry = self.registry.get(page)
+        if entry is None:
+            entry = self.registry.enter(page, storage)
+            self._born(entry, stream)
+        self.home(entry).know((entry,))
+        return entry
 
     def count_dead(self) -> None:
         for entry in self.registry.dead():

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "pages.h"
+#include "moving.h"
 
 #include <chrono>
 #include <memory>
@@ -20,7 +20,10 @@ struct PlannedOp {
   std::vector<int> creates;
   std::vector<int> dies;  // once it is over
   int64_t new_bytes;
+  std::vector<int> evicts;   // once it is over: they are away until their next use
+  std::vector<int> fetches;  // when it begins
   bool moves;      // there are pages to move when it begins
+  bool is_simple;  // and these are copied: none is dropped or recomputed
   bool is_python;  // it is captured, since it may be repeated, or is a part of one that is to be split
 };
 
@@ -39,13 +42,14 @@ struct Handover {
   int64_t resident;
   int64_t peak;
   int64_t resident_peak;
-  int64_t wanted;  // as soon as there is so much room, a page is to be fetched; 0 if none waits for that
-  int64_t patience_us;  // after which Python looks whether there is; 0 if it need not
+  std::array<int64_t, max_tiers> held;  // bytes in each lower tier
+  int64_t patience_us;  // after which it is looked whether copies down have ended, whose room a page waits for
 };
 
 // What it hears when it takes over again.
 struct Passed {
   std::shared_ptr<Journal> journal;
+  int64_t journaled = 0;  // operations in it
   int64_t ops = 0;
   int position = 0;
   size_t created = 0;  // pages by the last operation, so far
@@ -57,7 +61,10 @@ struct Passed {
 // Not thread-safe: whoever calls holds the lock of the interposer.
 class Following {
  public:
-  explicit Following(Pages& pages) : pages_(pages) {}
+  explicit Following(Pages& pages) : moving(pages), pages_(pages) {}
+
+  Moving moving;
+  bool is_moving = false;  // pages move for the plan's next operation: no other may pass
 
   uint64_t epoch() const {
     return epoch_;
@@ -79,18 +86,33 @@ class Following {
       }
     }
     handover_ = std::move(handover);
-    until_ = std::chrono::steady_clock::now() + std::chrono::microseconds(handover_.patience_us);
     passed_ = {};
-    passed_.journal = std::make_shared<Journal>();
     passed_.position = handover_.position;
     touches_ = 0;
+    is_moving = false;
+    moving.done = {};
     ++epoch_;
-    pages_.journal = passed_.journal.get();
+    start_journal();
     Account& account = pages_.account(handover_.device);
     account.limit = handover_.limit;
     account.resident = handover_.resident;
     account.peak = handover_.peak;
     account.resident_peak = handover_.resident_peak;
+    account.held = handover_.held;
+    wait_for_room();
+  }
+
+  // The journal so far, and how many operations are in it. Another begins.
+  std::pair<std::shared_ptr<Journal>, int64_t> cut() {
+    std::pair<std::shared_ptr<Journal>, int64_t> written{passed_.journal, passed_.journaled};
+    start_journal();
+    return written;
+  }
+
+  // From when on a page that is to be fetched may find room.
+  void wait_for_room() {
+    wanted_ = moving.wanted();
+    until_ = std::chrono::steady_clock::now() + std::chrono::microseconds(handover_.patience_us);
   }
 
   Passed end() {
@@ -141,28 +163,63 @@ class Following {
     if (room() < 0) {
       pages_.sweep();
     }
-    if (room() < 0 || (handover_.wanted != 0 && room() >= handover_.wanted)) {
+    if (room() < 0 || (wanted_ != 0 && room() >= wanted_)) {
       return false;
     }
-    return handover_.patience_us == 0 || std::chrono::steady_clock::now() < until_;
+    return wanted_ == 0 || !pages_.are_any_leaving() || std::chrono::steady_clock::now() < until_;
+  }
+
+  // The moves before the plan's next operation, on `used`; see `Moving::decide`.
+  std::optional<std::vector<Move>> decide(const std::vector<Page*>& used, const std::vector<PageId>& landed) {
+    const PlannedOp& op = *next();
+    if (!op.is_simple) {
+      return std::nullopt;
+    }
+    if (passed_.position >= 0) {
+      for (Page* page : numbered(handover_.plan->ops[static_cast<size_t>(passed_.position)].evicts)) {
+        moving.is_due(*page);
+      }
+    }
+    for (Page* page : used) {
+      moving.forget(*page);
+    }
+    for (Page* page : numbered(op.fetches)) {
+      moving.comes(*page);
+    }
+    return moving.decide(handover_.device, used, op.new_bytes, landed);
   }
 
   // The plan's next operation begins.
   void advance(const std::vector<Page*>& used) {
+    proceed(used);
+    ++passed_.journaled;
+    passed_.journal->begins(passed_.position, pages_.account(handover_.device).resident);
+    for (const Page* page : used) {
+      passed_.journal->uses(page->id);
+    }
+  }
+
+  // The same, of an operation of which Python keeps a record.
+  void proceed(const std::vector<Page*>& used) {
     const PlannedOp& op = *next();
     ++passed_.position;
     ++passed_.ops;
     passed_.created = 0;
-    passed_.journal->begins(passed_.position, pages_.account(handover_.device).resident);
     for (size_t place = 0; place < used.size(); ++place) {
       Page& page = *used[place];
       if (page.number == no_number) {
         bind(page, op.pages[place]);
         passed_.bound.emplace_back(page.id, page.number);
       }
-      passed_.journal->uses(page.id);
+      moving.forget(page);
       touch(page);
     }
+  }
+
+  // It does not begin after all.
+  void retreat() {
+    --passed_.position;
+    --passed_.ops;
   }
 
   // It failed, and is begun anew in Python. `size`: of the journal, when it began. Whether that could be undone.
@@ -170,8 +227,8 @@ class Following {
     if (position != passed_.position) {
       return false;
     }
-    --passed_.position;
-    --passed_.ops;
+    retreat();
+    --passed_.journaled;
     passed_.journal->shrink(size);
     return true;
   }
@@ -194,6 +251,9 @@ class Following {
     if (Page* page = pages_.find(id)) {
       touch(*page);
       ++page->touch.writes;
+      if (page->state == State::clean) {  // if it has left meanwhile, that was after the write
+        pages_.give_up_copy(*page);
+      }
       passed_.journal->wrote(id);
     }
   }
@@ -211,15 +271,36 @@ class Following {
     if (passed_.position < 0) {
       return;
     }
-    for (const int number : handover_.plan->ops[static_cast<size_t>(passed_.position)].dies) {
-      Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
-      if (page != nullptr && page->number == number && page->is_dead()) {
+    for (Page* page : numbered(handover_.plan->ops[static_cast<size_t>(passed_.position)].dies)) {
+      if (page->is_dead()) {
         pages_.bury(page);
       }
     }
   }
 
+  int64_t ops() const {
+    return passed_.ops;
+  }
+
  private:
+  void start_journal() {
+    passed_.journal = std::make_shared<Journal>();
+    passed_.journaled = 0;
+    pages_.journal = passed_.journal.get();
+  }
+
+  // The living among the pages of these numbers.
+  std::vector<Page*> numbered(const std::vector<int>& numbers) const {
+    std::vector<Page*> found;
+    for (const int number : numbers) {
+      Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
+      if (page != nullptr && page->number == number) {
+        found.push_back(page);
+      }
+    }
+    return found;
+  }
+
   // A page without a number: whether it may have this one.
   bool may_be(const Page& page, int number) const {
     const auto place = static_cast<size_t>(number);
@@ -240,6 +321,7 @@ class Following {
   Handover handover_ = {};
   std::chrono::steady_clock::time_point until_;
   Passed passed_ = {};
+  int64_t wanted_ = 0;  // with so much room, a page is to be fetched; 0 if none waits for that
   std::vector<PageId> numbered_;  // by number in the plan
   uint64_t touches_ = 0;
   uint64_t epoch_ = 0;

@@ -144,6 +144,33 @@ std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> Interpo
   return {following.end(), pin_running()};
 }
 
+std::optional<std::vector<Move>> Interposer::move(
+    int position, const std::vector<PageId>& used, const std::vector<PageId>& landed) {
+  const PlannedOp* next = following.next();
+  if (!is_following || following.is_moving || following.position() + 1 != position || next == nullptr) {
+    return std::nullopt;
+  }
+  std::vector<Page*> found;
+  for (const PageId id : used) {
+    Page* page = pages.find(id);
+    if (page == nullptr) {
+      return std::nullopt;
+    }
+    found.push_back(page);
+  }
+  for (const auto& run : runs_) {
+    if (run->is_busy && !run->pages.empty()) {
+      return std::nullopt;  // whose pages have to stay
+    }
+  }
+  auto moves = following.decide(found, landed);
+  if (moves) {
+    following.proceed(found);
+    following.is_moving = true;
+  }
+  return moves;
+}
+
 int Interposer::name(const std::string& name) {
   std::lock_guard<std::mutex> held(lock);
   return names_.emplace(name, static_cast<int>(names_.size())).first->second;
@@ -339,12 +366,12 @@ Entrance Interposer::enter(
 // Have Python move pages for the operation, which is the plan's next.
 Entrance Interposer::prepare(Running& self) {
   const auto mover = owner();
-  const Prepared prepared = mover ? mover->prepare(self.pages, self.wrote) : Prepared::no;
+  const Prepared prepared = mover ? mover->prepare(self.position, self.pages, self.wrote) : Prepared::no;
   std::lock_guard<std::mutex> held(lock);
   if (prepared == Prepared::followed) {
     const bool are_there = std::all_of(self.pages.begin(), self.pages.end(), [&](PageId id) {
       const Page* page = pages.find(id);
-      return page != nullptr && page->is_usable;
+      return page != nullptr && page->is_usable();
     });
     if (!is_following || following.position() != self.position || !are_there) {
       return Entrance::python;  // another thread was quicker
@@ -361,6 +388,9 @@ Entrance Interposer::prepare(Running& self) {
 // Whether the operation follows the plan, and whether pages have to move for it.
 Entrance Interposer::follow(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  if (following.is_moving) {
+    return Entrance::python;  // it waits for the moves there
+  }
   following.bury_expected();
   const PlannedOp* next = following.next();
   const bool is_next = next != nullptr && next->name == op.name && following.are(self.found, next->pages);
@@ -369,7 +399,7 @@ Entrance Interposer::follow(
   }
   bool moves = false;
   for (const Page* page : self.found) {
-    moves = moves || !page->is_usable;
+    moves = moves || !page->is_usable();
   }
   self.wrote.clear();
   const auto given = arguments_of(handle, stack).begin();

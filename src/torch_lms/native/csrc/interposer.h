@@ -59,8 +59,8 @@ class Owner {
   virtual Operator describe(const c10::OperatorHandle& op) = 0;
   // Runs an operation, on pages that may have to be brought back first.
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
-  // The plan's next operation begins, on these pages: has them there, and room for what it creates.
-  virtual Prepared prepare(const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
+  // The plan's operation at `position` begins, on these pages: has them there, and room for what it creates.
+  virtual Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
   virtual void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) = 0;
   // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
   virtual void born(const at::Tensor& tensor) = 0;
@@ -147,6 +147,11 @@ class Interposer {
   // Python takes over from `following`. For whoever holds the lock.
   std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> take_over();
   int name(const std::string& name);  // a number for it
+
+  // What moves before the plan's operation at `position`, on the pages of these numbers: the operation has begun then,
+  // and Python performs the moves. None if it has to decide. For whoever holds the lock.
+  std::optional<std::vector<Move>> move(
+      int position, const std::vector<PageId>& used, const std::vector<PageId>& landed);
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -11,6 +11,8 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include <pybind11/stl.h>
+
 #include <exception>
 #include <stdexcept>
 
@@ -144,9 +146,9 @@ class PythonOwner : public Owner {
     put_results(op, stack, call("run", function, std::move(by_place), std::move(by_name)), given);
   }
 
-  Prepared prepare(const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
+  Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
     py::gil_scoped_acquire gil;
-    return static_cast<Prepared>(call("prepare", pages, writes).cast<int>());
+    return static_cast<Prepared>(call("prepare", position, pages, writes).cast<int>());
   }
 
   void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) override {
@@ -305,62 +307,108 @@ std::vector<PageId> take_deaths() {
   });
 }
 
+using Living = std::tuple<PageId, c10::intrusive_ptr<c10::StorageImpl>, StreamId>;
+
+std::optional<Living> living(Page& page) {
+  auto storage = page.alive.lock();
+  if (!storage) {
+    return std::nullopt;
+  }
+  page.is_named = true;
+  return Living{page.id, std::move(storage), page.streams.empty() ? 0 : page.streams.front()};
+}
+
+py::object to_python(c10::intrusive_ptr<c10::StorageImpl> storage) {
+  PyObject* wrapped = THPStorage_Wrap(c10::Storage(std::move(storage)));
+  if (wrapped == nullptr) {
+    throw python_error();
+  }
+  return py::reinterpret_steal<py::object>(wrapped);
+}
+
 // Their numbers and storages, and the streams that they were allocated for. One that dies meanwhile is among the next
 // deaths.
 std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
-  std::vector<std::tuple<PageId, c10::intrusive_ptr<c10::StorageImpl>, StreamId>> living;
+  std::vector<Living> found;
   locked([&](Interposer& all) {
     for (Page* page : all.pages.take_young()) {
-      if (auto storage = page->alive.lock()) {
-        living.emplace_back(page->id, std::move(storage), page->streams.empty() ? 0 : page->streams.front());
+      if (auto alive = living(*page)) {
+        found.push_back(std::move(*alive));
       }
     }
   });
   std::vector<std::tuple<PageId, py::object, StreamId>> young;
-  for (auto& [id, storage, stream] : living) {
-    PyObject* wrapped = THPStorage_Wrap(c10::Storage(std::move(storage)));
-    if (wrapped == nullptr) {
-      throw python_error();
-    }
-    young.emplace_back(id, py::reinterpret_steal<py::object>(wrapped), stream);
+  for (auto& [id, storage, stream] : found) {
+    young.emplace_back(id, to_python(std::move(storage)), stream);
   }
   return young;
 }
 
-// One of a plan's operations, as Python tells of it.
-using AsTold = std::tuple<std::string, std::vector<int>, std::vector<int>, std::vector<int>, int64_t, bool, bool>;
+// One of a plan's operations, as Python tells of it: see `PlannedOp`.
+using Numbers = std::vector<int>;
+using AsTold =
+    std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Numbers, Numbers, bool, bool, bool>;
 
 std::shared_ptr<StepPlan> new_plan(const std::vector<AsTold>& ops, std::vector<int64_t> nbytes) {
   auto plan = std::make_shared<StepPlan>();
-  for (const auto& [name, pages, creates, dies, new_bytes, moves, is_python] : ops) {
-    plan->ops.push_back({interposer().name(name), pages, creates, dies, new_bytes, moves, is_python});
+  for (const auto& [name, pages, creates, dies, new_bytes, evicts, fetches, moves, is_simple, is_python] : ops) {
+    plan->ops.push_back(
+        {interposer().name(name), pages, creates, dies, new_bytes, evicts, fetches, moves, is_simple, is_python});
   }
   plan->nbytes = std::move(nbytes);
   return plan;
 }
 
-// Whether a page's bytes are on the device, whether it may be used at once, whether others are recomputed from it.
-using PageState = std::tuple<PageId, bool, bool, bool>;
+// Its state and tier; whether its lower copy is new, whether it has to stay on the device, whether others are recomputed
+// from it.
+using PageState = std::tuple<PageId, int, int, bool, bool, bool>;
+
+// As `Planned` in `policy/planned.py` has them: the pages that are due, those to be evicted and fetched, and those that
+// had better be dropped.
+using Lists = std::tuple<std::vector<PageId>, std::vector<PageId>, std::vector<PageId>, std::vector<PageId>>;
+
+// Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
+using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 void follow(
     std::shared_ptr<StepPlan> plan,
     bool is_new,
     int position,
     int device,
-    const std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>& sizes,
+    const Sizes& sizes,
+    const std::vector<std::pair<int64_t, int64_t>>& tiers,
     const std::vector<PageState>& states,
-    const std::vector<std::pair<PageId, int>>& bound) {
+    const std::vector<std::pair<PageId, int>>& bound,
+    const Lists& lists) {
   locked([&](Interposer& all) {
-    for (const auto& [id, is_resident, is_usable, has_dependents] : states) {
+    for (const auto& [id, state, tier, has_new_copy, is_fixed, has_dependents] : states) {
       if (Page* page = all.pages.find(id)) {
-        page->is_resident = is_resident;
-        page->is_usable = is_usable;
+        all.pages.set(*page, static_cast<State>(state), tier);
+        page->has_new_copy = has_new_copy;
+        page->is_fixed = is_fixed;
         page->has_dependents = has_dependents;
       }
     }
-    const auto [limit, resident, peak, resident_peak, wanted, patience_us] = sizes;
-    all.following.begin(
-        {std::move(plan), is_new, position, device, limit, resident, peak, resident_peak, wanted, patience_us});
+    all.pages.take_moved();
+    all.pages.take_stale();
+    Moving& moving = all.following.moving;
+    const auto& [due, to_evict, to_fetch, dropped_first] = lists;
+    moving.due.assign(due);
+    moving.to_evict.assign(to_evict);
+    moving.to_fetch.assign(to_fetch);
+    moving.dropped_first.assign(dropped_first);
+    moving.capacities.clear();
+    Handover handover{};
+    for (const auto& [held, capacity] : tiers) {
+      handover.held[moving.capacities.size()] = held;
+      moving.capacities.push_back(capacity);
+    }
+    handover.plan = std::move(plan);
+    handover.is_new = is_new;
+    handover.position = position;
+    handover.device = device;
+    std::tie(handover.limit, handover.resident, handover.peak, handover.resident_peak, handover.patience_us) = sizes;
+    all.following.begin(std::move(handover));
     for (const auto& [id, number] : bound) {
       if (Page* page = all.pages.find(id)) {
         all.following.bind(*page, number);
@@ -370,10 +418,73 @@ void follow(
   });
 }
 
+// See `Interposer::move`. None, or the journal until then and its operations; how many operations passed since Python
+// handed over; the bytes on the device and in each lower tier after the moves; the moves, each with the last use of its
+// page, counted in operations since then (-1 if there was none); pages among them that Python does not know.
+py::object move(int position, const std::vector<PageId>& pages, const std::vector<PageId>& landed) {
+  std::optional<std::vector<Move>> moves;
+  std::shared_ptr<Journal> journal;
+  int64_t journaled = 0;
+  int64_t ops = 0;
+  Account account;
+  std::vector<std::tuple<int, PageId, int, int64_t>> told;
+  std::vector<Living> unknown;
+  locked([&](Interposer& all) {
+    moves = all.move(position, pages, landed);
+    if (!moves) {
+      return;
+    }
+    for (const auto& [act, id, tier] : *moves) {
+      Page* page = all.pages.find(id);
+      const bool was_used = page != nullptr && page->is_touched;
+      told.emplace_back(static_cast<int>(act), id, tier, was_used ? page->touch.tick : -1);
+      if (page != nullptr && !page->is_named) {
+        if (auto alive = living(*page)) {
+          unknown.push_back(std::move(*alive));
+        }
+      }
+    }
+    std::tie(journal, journaled) = all.following.cut();
+    ops = all.following.ops();
+    account = all.pages.account(all.following.device());
+  });
+  if (!moves) {
+    return py::none();
+  }
+  py::list known;
+  for (auto& [id, storage, stream] : unknown) {
+    known.append(py::make_tuple(id, to_python(std::move(storage)), stream));
+  }
+  return py::make_tuple(journal, journaled, ops, account.resident, account.held, told, known);
+}
+
+// The moves were performed. If not all: the first `count`, and after the next its page is as told. The operation has not
+// begun then.
+void moved(bool are_all, size_t count, PageId failed, int state) {
+  locked([&](Interposer& all) {
+    if (!std::exchange(all.following.is_moving, false)) {
+      return;
+    }
+    if (!are_all) {
+      all.following.moving.go_back(count);
+      all.following.retreat();
+      if (Page* page = all.pages.find(failed)) {
+        const auto after = static_cast<State>(state);
+        all.pages.set(*page, after, after == State::resident ? no_tier : page->tier);
+      }
+    }
+    all.following.wait_for_room();
+  });
+}
+
 py::object take_over() {
-  std::vector<std::tuple<PageId, c10::intrusive_ptr<c10::StorageImpl>, StreamId, int>> living;
+  std::vector<std::pair<Living, int>> born;
   std::vector<std::tuple<uint64_t, PageId, int64_t, int64_t>> touched;
+  std::vector<std::tuple<PageId, int, int, bool>> moved;
+  std::vector<PageId> stale;
   std::vector<PageId> deaths;
+  Done done;
+  Lists lists;
   std::vector<std::pair<uint64_t, std::vector<PageId>>> running;
   Passed passed;
   Account account;
@@ -384,12 +495,20 @@ py::object take_over() {
     deaths = all.pages.take_deaths();
     for (const PageId id : passed.births) {
       Page* page = all.pages.find(id);
-      auto storage = page == nullptr ? c10::intrusive_ptr<c10::StorageImpl>() : page->alive.lock();
-      if (storage) {
-        page->is_named = true;
-        living.emplace_back(id, std::move(storage), page->streams.empty() ? 0 : page->streams.front(), page->number);
+      if (page == nullptr) {
+        continue;
+      }
+      if (auto alive = living(*page)) {
+        born.emplace_back(std::move(*alive), page->number);
       }
     }
+    for (const Page* page : all.pages.take_moved()) {
+      moved.emplace_back(page->id, static_cast<int>(page->state), page->tier, page->has_new_copy);
+    }
+    stale = all.pages.take_stale();
+    Moving& moving = all.following.moving;
+    done = moving.done;
+    lists = {moving.due.ids(), moving.to_evict.ids(), moving.to_fetch.ids(), {}};
     for (const PageId id : passed.touched) {
       if (Page* page = all.pages.find(id)) {
         page->is_touched = false;
@@ -399,20 +518,21 @@ py::object take_over() {
   });
   std::sort(touched.begin(), touched.end());
   py::list births;
-  for (auto& [id, storage, stream, number] : living) {
-    PyObject* wrapped = THPStorage_Wrap(c10::Storage(std::move(storage)));
-    if (wrapped == nullptr) {
-      throw python_error();
-    }
-    births.append(py::make_tuple(id, py::reinterpret_steal<py::object>(wrapped), stream, number));
+  for (auto& [page, number] : born) {
+    auto& [id, storage, stream] = page;
+    births.append(py::make_tuple(id, to_python(std::move(storage)), stream, number));
   }
   py::list uses;
   for (const auto& [at, id, tick, writes] : touched) {
     uses.append(py::make_tuple(id, tick, writes));
   }
+  const auto& [due, to_evict, to_fetch, none] = lists;
+  const auto counts = py::make_tuple(
+      done.evictions, done.evicted_bytes, done.fetches, done.fetched_bytes, done.clean_drops, done.from_one,
+      done.from_some, done.from_all);
   return py::make_tuple(
-      passed.journal, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths, account.peak,
-      account.resident_peak, running);
+      passed.journal, passed.journaled, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths,
+      account.peak, account.resident_peak, moved, counts, py::make_tuple(due, to_evict, to_fetch), stale, running);
 }
 
 }  // namespace
@@ -427,6 +547,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     return told;
   });
   module.def("follow", &follow);
+  module.def("move", &move);
+  module.def("moved", &moved);
   module.def("take_over", &take_over);
   module.def("claim", [](const std::string& key) { interposer().claim(key); });
   module.def("start", &start);

@@ -13,6 +13,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -28,6 +29,16 @@ inline c10::weak_intrusive_ptr<c10::StorageImpl> weak_reference(c10::StorageImpl
 
 using StreamId = int64_t;
 
+// Which copies of a page's bytes exist: as `residency/state.py` has it. `other`: none, or not known here.
+enum class State : int8_t { resident = 0, clean = 1, evicting = 2, evicted = 3, fetching = 4, other = 5 };
+
+constexpr int no_tier = -1;
+constexpr size_t max_tiers = 2;
+
+inline bool is_on_device(State state) {
+  return state != State::evicted && state != State::other;
+}
+
 struct Page {
   PageId id;
   c10::StorageImpl* storage;
@@ -40,9 +51,17 @@ struct Page {
   size_t place;   // in Pages::all_
   // Where the device has streams: those that may use it as it is. A young page was allocated for the first.
   c10::SmallVector<StreamId, 2> streams = {};
-  bool is_resident = true;      // its bytes are on the device, though they may be under way
-  bool is_usable = true;        // nobody has to wait for them
+  State state = State::resident;
+  int tier = no_tier;           // where its lower copy is
+  bool has_new_copy = false;    // its lower copy was made since it was last away
+  bool is_fixed = false;        // it must stay on the device, or is pinned
   bool has_dependents = false;  // pages were dropped that are recomputed from it as it is
+  uint64_t moved = 0;           // when its state last changed here, since Python last heard; 0 if it did not
+  uint64_t due = 0;             // its places in the lists of `Moving`; 0 if it is not there
+  uint64_t to_evict = 0;
+  uint64_t to_fetch = 0;
+  uint64_t dropped_first = 0;
+  uint64_t needed_by = 0;       // the operation for which pages move
   int number = no_number;       // in the plan that is followed
   uint64_t seen_by = 0;         // the operation that looked it up last
   bool is_touched = false;      // since Python last heard: see `Touch`
@@ -55,6 +74,10 @@ struct Page {
   bool is_dead() const {
     return alive.use_count() == 0;
   }
+
+  bool is_usable() const {  // at once: nobody has to wait for its bytes
+    return state == State::resident || state == State::clean;
+  }
 };
 
 // Bytes of the pages of one device.
@@ -65,6 +88,7 @@ struct Account {
   int64_t peak = 0;  // the most that `live` was since `take_peak`
   int64_t resident = 0;  // of these on the device; true while a plan is followed
   int64_t resident_peak = 0;
+  std::array<int64_t, max_tiers> held = {};  // bytes of its pages in each lower tier; true while a plan is followed
 };
 
 // Not thread-safe: whoever calls holds the lock of the interposer.
@@ -105,6 +129,7 @@ class Pages {
   }
 
   void drop(Page* page) {
+    leaving_ -= page->state == State::evicting;
     grow(*page, -page->nbytes);
     by_storage_.erase(page->storage);
     by_id_.erase(page->id);
@@ -139,7 +164,61 @@ class Pages {
     if (journal != nullptr) {
       journal->died(page->id);
     }
+    give_up_copy(*page);
     drop(page);
+  }
+
+  // The page goes to another state. `tier`: where its lower copy is from now on.
+  void set(Page& page, State state, int tier) {
+    Account& its = account(page.device);
+    its.resident += (is_on_device(state) - is_on_device(page.state)) * page.nbytes;
+    count_copy(page, -page.nbytes);
+    leaving_ += (state == State::evicting) - (page.state == State::evicting);
+    page.state = state;
+    page.tier = tier;
+    count_copy(page, page.nbytes);
+    if (page.moved == 0) {
+      moved_.push_back(page.id);
+    }
+    page.moved = ++moves_;
+  }
+
+  // The living whose state changed since this was last asked, in the order of their last changes.
+  std::vector<const Page*> take_moved() {
+    std::vector<const Page*> moved;
+    for (const PageId id : std::exchange(moved_, {})) {
+      Page* page = find(id);
+      if (page != nullptr && page->moved != 0) {
+        moved.push_back(page);
+      }
+    }
+    std::sort(moved.begin(), moved.end(), [](const Page* one, const Page* other) { return one->moved < other->moved; });
+    for (const Page* page : moved) {
+      by_id_[page->id]->moved = 0;
+    }
+    return moved;
+  }
+
+  // Its lower copy, if it has one, is worth nothing any more.
+  void give_up_copy(Page& page) {
+    if (page.tier != no_tier) {
+      stale_.push_back(page.id);
+      set(page, State::resident, no_tier);
+    }
+  }
+
+  // Whether copies down are under way.
+  bool are_any_leaving() const {
+    return leaving_ != 0;
+  }
+
+  void is_stale(PageId id) {
+    stale_.push_back(id);
+  }
+
+  // Pages whose lower copies were given up, and may be overwritten.
+  std::vector<PageId> take_stale() {
+    return std::exchange(stale_, {});
   }
 
   // A page was born at the present `live`: how much there is at most. Looks for the dead only where that may matter.
@@ -201,7 +280,13 @@ class Pages {
   void grow(const Page& page, int64_t nbytes) {
     Account& its = account(page.device);
     its.live += nbytes;
-    its.resident += page.is_resident ? nbytes : 0;
+    its.resident += is_on_device(page.state) ? nbytes : 0;
+  }
+
+  void count_copy(const Page& page, int64_t nbytes) {
+    if (page.tier != no_tier) {
+      account(page.device).held[static_cast<size_t>(page.tier)] += nbytes;
+    }
   }
 
   ska::flat_hash_map<const c10::StorageImpl*, Page*> by_storage_;
@@ -209,6 +294,10 @@ class Pages {
   std::vector<std::unique_ptr<Page>> all_;
   std::vector<std::unique_ptr<Page>> graveyard_;
   std::vector<PageId> deaths_;
+  std::vector<PageId> stale_;
+  std::vector<PageId> moved_;
+  uint64_t moves_ = 0;
+  int64_t leaving_ = 0;
   std::vector<Account> accounts_;  // by the device's index; that of the CPU is -1
   PageId next_ = 0;
   int births_ = 0;

@@ -1,0 +1,371 @@
+// What moves before an operation of the plan, decided as the engine in Python would (`pager/pager.py`), as long as all
+// goes as planned: pages that the plan has away leave, those that it needs come, and room is found among the former.
+//
+// It is decided at once, and the table has it as if it were done. Python then performs one move after the other. What
+// is not as planned is Python's to decide: then nothing was done here.
+
+#pragma once
+
+#include "pages.h"
+
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace torch_lms {
+
+// As `runtime/native_moves.py` has it.
+enum class Act : int8_t { discard = 0, start_evict, finish_evict, release, start_fetch, finish_fetch };
+
+struct Move {
+  Act act;
+  PageId page;
+  int tier;
+};
+
+// What was done, since Python last heard. As `pager/counters.py` has it.
+struct Done {
+  int64_t evictions = 0;
+  int64_t evicted_bytes = 0;
+  int64_t fetches = 0;
+  int64_t fetched_bytes = 0;
+  int64_t clean_drops = 0;
+  int64_t from_one = 0;
+  int64_t from_some = 0;
+  int64_t from_all = 0;
+};
+
+// Pages in an order, each at most once. `place` is the member of a page that says where it stands.
+class PageList {
+ public:
+  PageList(Pages& pages, uint64_t Page::* place) : pages_(pages), place_(place) {}
+
+  void assign(const std::vector<PageId>& ids) {
+    clear();
+    for (const PageId id : ids) {
+      if (Page* page = pages_.find(id)) {
+        add(*page);
+      }
+    }
+  }
+
+  void clear() {
+    for (const auto& [at, id] : order_) {
+      if (Page* page = pages_.find(id)) {
+        page->*place_ = 0;
+      }
+    }
+    order_.clear();
+  }
+
+  void add(Page& page) {
+    if (page.*place_ == 0) {
+      page.*place_ = ++last_;
+      order_.emplace(last_, page.id);
+    }
+  }
+
+  void remove(Page& page) {
+    if (page.*place_ != 0) {
+      order_.erase(page.*place_);
+      page.*place_ = 0;
+    }
+  }
+
+  // Those that live; the dead are forgotten here.
+  std::vector<Page*> living() {
+    std::vector<Page*> found;
+    for (auto entry = order_.begin(); entry != order_.end();) {
+      Page* page = pages_.find(entry->second);
+      if (page == nullptr) {
+        entry = order_.erase(entry);
+      } else {
+        found.push_back(page);
+        ++entry;
+      }
+    }
+    return found;
+  }
+
+  std::vector<PageId> ids() {
+    std::vector<PageId> found;
+    for (const Page* page : living()) {
+      found.push_back(page->id);
+    }
+    return found;
+  }
+
+ private:
+  Pages& pages_;
+  uint64_t Page::* place_;
+  std::map<uint64_t, PageId> order_;
+  uint64_t last_ = 0;
+};
+
+// Not thread-safe: whoever calls holds the lock of the interposer.
+class Moving {
+ public:
+  explicit Moving(Pages& pages)
+      : due(pages, &Page::due),
+        to_evict(pages, &Page::to_evict),
+        to_fetch(pages, &Page::to_fetch),
+        dropped_first(pages, &Page::dropped_first),
+        pages_(pages) {}
+
+  // As `policy/planned.py` has them.
+  PageList due;
+  PageList to_evict;
+  PageList to_fetch;
+  PageList dropped_first;  // they had better be dropped than copied down
+  std::vector<int64_t> capacities;  // of the lower tiers, nearest first
+  Done done;
+
+  // It is in use, or about to come: it is not due any more.
+  void forget(Page& page) {
+    due.remove(page);
+    to_evict.remove(page);
+    to_fetch.remove(page);
+  }
+
+  // The page is away from here on, as the plan has it.
+  void is_due(Page& page) {
+    due.add(page);
+    to_evict.add(page);
+  }
+
+  void comes(Page& page) {
+    forget(page);
+    to_fetch.add(page);
+  }
+
+  // The moves before an operation that uses `used` and creates `new_bytes`. `landed`: pages whose copies have ended.
+  // None if Python has to decide.
+  std::optional<std::vector<Move>> decide(
+      int device, const std::vector<Page*>& used, int64_t new_bytes, const std::vector<PageId>& landed) {
+    moves_.clear();
+    before_.clear();
+    done_before_ = done;
+    used_ = &used;
+    ++needs_;
+    for (Page* page : used) {
+      page->needed_by = needs_;
+    }
+    for (const PageId id : pages_.take_stale()) {
+      moves_.push_back({Act::discard, id, no_tier});
+    }
+    for (const PageId id : landed) {
+      if (Page* page = pages_.find(id)) {
+        finish(*page);
+      }
+    }
+    if (start_evictions() && make_room(device, new_bytes) && fetch()) {
+      start_fetches(device, new_bytes);
+      pages_.note_peak(device);
+      return moves_;
+    }
+    go_back(0);
+    return std::nullopt;
+  }
+
+  // Of the moves only the first `count` were done.
+  void go_back(size_t count) {
+    for (auto entry = before_.rbegin(); entry != before_.rend(); ++entry) {
+      if (Page* page = pages_.find(entry->id)) {
+        pages_.set(*page, entry->state, entry->tier);
+        page->has_new_copy = entry->has_new_copy;
+      }
+    }
+    done = done_before_;
+    const auto moves = std::exchange(moves_, {});
+    for (size_t place = 0; place < moves.size(); ++place) {
+      if (moves[place].act == Act::discard) {
+        if (place >= count) {
+          pages_.is_stale(moves[place].page);
+        }
+      } else if (place < count) {
+        if (Page* page = pages_.find(moves[place].page)) {
+          apply(*page, moves[place].act, moves[place].tier);
+        }
+      }
+    }
+  }
+
+  // With so much room a page is to be fetched at once; 0 if none waits for it.
+  int64_t wanted() {
+    for (const Page* page : to_fetch.living()) {
+      if (page->state == State::evicted) {
+        return page->nbytes;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  struct Before {
+    PageId id;
+    State state;
+    int tier;
+    bool has_new_copy;
+  };
+
+  bool is_candidate(const Page& page) const {
+    return !page.is_fixed && !page.is_dead() && page.needed_by != needs_ &&
+        (page.is_usable() || page.state == State::evicting);
+  }
+
+  void move(Page& page, Act act, int tier = no_tier) {
+    before_.push_back({page.id, page.state, page.tier, page.has_new_copy});
+    moves_.push_back({act, page.id, tier});
+    apply(page, act, tier);
+  }
+
+  void apply(Page& page, Act act, int tier) {
+    switch (act) {
+      case Act::start_evict:
+        pages_.set(page, State::evicting, tier);
+        break;
+      case Act::finish_evict:
+        pages_.set(page, State::clean, page.tier);
+        page.has_new_copy = true;
+        ++done.evictions;
+        done.evicted_bytes += page.nbytes;
+        break;
+      case Act::release:
+        done.clean_drops += !page.has_new_copy;
+        page.has_new_copy = false;
+        pages_.set(page, State::evicted, page.tier);
+        break;
+      case Act::start_fetch:
+        pages_.set(page, State::fetching, page.tier);
+        break;
+      case Act::finish_fetch:
+        pages_.set(page, State::clean, page.tier);
+        ++done.fetches;
+        done.fetched_bytes += page.nbytes;
+        break;
+      case Act::discard:
+        break;
+    }
+  }
+
+  void finish(Page& page) {
+    if (page.state == State::evicting) {
+      move(page, Act::finish_evict);
+    } else if (page.state == State::fetching) {
+      move(page, Act::finish_fetch);
+    }
+  }
+
+  // To the nearest tier with room. Whether there is one.
+  bool start_evict(Page& page) {
+    const auto& held = pages_.account(page.device).held;
+    for (size_t tier = 0; tier < capacities.size(); ++tier) {
+      if (held[tier] + page.nbytes <= capacities[tier]) {
+        move(page, Act::start_evict, static_cast<int>(tier));
+        return true;
+      }
+    }
+    return false;
+  }
+
+  // Of those that the plan has away from here on. Whether each found a tier.
+  bool start_evictions() {
+    for (Page* page : to_evict.living()) {
+      if (!is_candidate(*page)) {
+        to_evict.remove(*page);
+      } else if (page->state == State::clean) {
+        move(*page, Act::release);
+      } else if (page->state == State::resident && !start_evict(*page)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // For what is created, and for those among the used pages that are away. Whether it was found among the due.
+  bool make_room(int device, int64_t new_bytes) {
+    const Account& account = pages_.account(device);
+    int64_t missing = new_bytes + account.resident - account.limit;
+    for (const Page* page : *used_) {
+      missing += page->state == State::evicted ? page->nbytes : 0;
+    }
+    if (missing <= 0) {
+      return true;
+    }
+    std::vector<Page*> victims;
+    for (Page* page : due.living()) {
+      if (missing <= 0) {
+        break;
+      }
+      if (!is_candidate(*page)) {
+        continue;
+      }
+      if (page->dropped_first != 0 || (page->state == State::resident && !start_evict(*page))) {
+        return false;
+      }
+      victims.push_back(page);
+      missing -= page->nbytes;
+    }
+    if (missing > 0) {
+      return false;
+    }
+    for (Page* page : victims) {
+      finish(*page);
+      move(*page, Act::release);
+    }
+    if (!has_candidates(device)) {
+      ++done.from_all;
+    } else if (victims.size() == 1) {
+      ++done.from_one;
+    } else {
+      ++done.from_some;
+    }
+    return true;
+  }
+
+  bool has_candidates(int device) const {
+    return std::any_of(pages_.all().begin(), pages_.all().end(), [&](const auto& page) {
+      return page->device == device && is_candidate(*page);
+    });
+  }
+
+  // The used pages. Whether they can be had by a copy.
+  bool fetch() {
+    for (Page* page : *used_) {
+      if (page->state == State::other) {
+        return false;
+      }
+      if (page->state == State::evicted) {
+        move(*page, Act::start_fetch);
+      }
+    }
+    for (Page* page : *used_) {
+      finish(*page);
+    }
+    return true;
+  }
+
+  // Of those that come soon, as long as there is room.
+  void start_fetches(int device, int64_t new_bytes) {
+    const Account& account = pages_.account(device);
+    for (Page* page : to_fetch.living()) {
+      if (page->state != State::evicted) {
+        continue;
+      }
+      if (account.limit - account.resident - new_bytes < page->nbytes) {
+        return;
+      }
+      move(*page, Act::start_fetch);
+    }
+  }
+
+  Pages& pages_;
+  std::vector<Move> moves_;
+  std::vector<Before> before_;
+  Done done_before_;
+  const std::vector<Page*>* used_ = nullptr;
+  uint64_t needs_ = 0;
+};
+
+}  // namespace torch_lms
