@@ -285,7 +285,7 @@ class Engine:
 
         Args:
             halt: where they stopped.
-            move: has the pages moved; returns whether all of them were, as planned. Else the operation has yet to begin.
+            move: moves the pages; returns whether all of them moved as planned. Else the operation has yet to begin.
         """
         op, record, view = halt.op, self.record, self.pager.view
         view.tick = halt.tick
@@ -296,8 +296,7 @@ class Engine:
         self._spent_until = now
         are_there = False
         try:
-            with self._backend.unobserved():
-                are_there = move()
+            are_there = move()
         finally:
             if record is not None and are_there:
                 record.begins(op.name, halt.pages, op.new_bytes, op.is_repeatable, now)

@@ -39,8 +39,9 @@ class Native(Protocol):
         """A plan as far as it is followed here.
 
         Args:
-            ops: name, pages, creates, those that die after it, new bytes, those that are evicted after it, those whose
-                fetch starts when it begins, whether any move then, whether these are only copied, whether Python has it.
+            ops: name, pages, creates, those that die after it, new bytes, those that are evicted after it, those
+                whose fetch starts when it begins, whether any move then, whether these are only copied, whether Python
+                has it.
             nbytes: of its pages.
         """
 
@@ -64,12 +65,12 @@ class Native(Protocol):
             position: of the last operation.
             device: its index.
             sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
-                device. Last, after how many microseconds it is asked whether copies down have ended, where a page that is
-                to be fetched waits for their room.
+                device. Last, after how many microseconds it is asked whether copies down have ended, where a page that
+                is to be fetched waits for their room.
             tiers: the bytes that each lower tier holds, and the most that it can.
-            states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and tiers
-                (-1 for none); whether their lower copies are new, whether they must stay, whether others are recomputed
-                from them.
+            states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and
+                tiers (-1 for none); whether their lower copies are new, whether they must stay, whether others are
+                recomputed from them.
             bound: pages and their numbers in the plan, as far as that is news.
             lists: what the plan still has to do (``policy.Lists``), and pages that had better be dropped than copied.
         """
@@ -89,9 +90,9 @@ class Native(Protocol):
 
     def take_over(self) -> tuple[Any, ...]:
         """From here on none does. What passed: a journal and how many operations are in it, then the fields of
-        ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of pages
-        that Python has not heard of), pages whose lower copies were given up, and the pages of operations that run now,
-        by the identity of their threads.
+        ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of
+        pages that Python has not heard of), pages whose lower copies were given up, and the pages of operations that
+        run now, by the identity of their threads.
         """
 
     def ask_python(self, always: bool) -> None:

@@ -18,12 +18,12 @@ from torch_lms.engine import Halt, Stretch
 from torch_lms.native import Native, PageId
 from torch_lms.pager import Pager
 from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor
-from torch_lms.residency import Book, Tier
+from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath
 from torch_lms.runtime.interposer import Interposer
+from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
-from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Act, Move, Moves
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
 
@@ -40,8 +40,6 @@ class Prepared(IntEnum):
     BEGUN = 2
     """They are there, and pinned until it has ``ended``."""
 
-
-_ACTS = tuple(Act)
 
 _PATIENCE_US = 200
 """How long operations pass before it is asked whether copies down have ended, whose room a page waits for."""
@@ -180,19 +178,21 @@ class NativeFastPath(FastPath):
         if found is None:
             return False
         journal, journaled, ops, resident, held, told, unknown = found
-        moves = Moves(executor)
+        moves = Moves(executor, engine.pager.book, self._tiers, self._tick)
 
         def move() -> bool:
             for page, storage, stream in unknown:
                 self._table.know(page, storage, stream)
                 if why_unpageable(storage, is_owned=False):
                     return False
-            if not all(moves.perform(self._move(engine.pager.book, *each)) for each in told):
-                return False
-            if executor.has_streams:
-                moved = [page for _, page, *_ in told]
-                executor.use([self._table.registry[page] for page in set(moved).intersection(pages)])
-                self._tell_streams(backend, moved)
+            if not executor.has_streams:
+                return moves.perform(told, self._table.registry.__getitem__)
+            with backend.unobserved():
+                if not moves.perform(told, self._table.registry.__getitem__):
+                    return False
+                moved = {page for _, page, *_ in told}
+                executor.use([self._table.registry[page] for page in moved.intersection(pages)])
+            self._tell_streams(backend, list(moved))
             return True
 
         lower = dict(zip(self._tiers, held, strict=False))
@@ -202,18 +202,10 @@ class NativeFastPath(FastPath):
         try:
             are_there = engine.moves(halt, move)
         finally:
-            self._native.moved(are_there, moves.done, moves.failed, NUMBERS[moves.state])
+            self._native.moved(are_there, moves.done, moves.failed, moves.state)
         if executor.has_streams:
             self._since = backend.mark()
         return are_there
-
-    def _move(self, book: Book, act: int, page: PageId, tier: int, later: int) -> Move:
-        """A move as the interposer tells of it: ``later``, operations after it was handed over, the page was used."""
-        if later >= 0:
-            last_use = self._tick + later
-        else:
-            last_use = book[page].last_use if page in book else self._tick
-        return Move(_ACTS[act], self._table.registry[page], self._tiers[tier], last_use)
 
     def ended(self, pages: list[PageId], written: list[PageId]) -> None:
         """It ended, of which no plan was followed."""

@@ -1,11 +1,11 @@
 """Moves that the native interposer has decided on: a plan's, between two operations."""
 
+from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError
-from torch_lms.residency import PageId, State, Tier
+from torch_lms.residency import Book, PageId, State, Tier
 from torch_lms.runtime.executor import Executor
 
 
@@ -28,80 +28,79 @@ OTHER_STATE = len(STATES)
 
 NUMBERS = {state: number for number, state in enumerate(STATES)}
 
-_IF_IT_FAILED = {
-    Act.DISCARD: State.RESIDENT,
-    Act.START_EVICT: State.RESIDENT,
-    Act.FINISH_EVICT: State.RESIDENT,
-    Act.RELEASE: State.CLEAN,
-    Act.START_FETCH: State.EVICTED,
-    Act.FINISH_FETCH: State.EVICTED,
-}
-"""The state of a page after a move that failed: see ``pager.Transfers``."""
+_IF_IT_FAILED = (
+    State.RESIDENT,
+    State.RESIDENT,
+    State.RESIDENT,
+    State.CLEAN,
+    State.EVICTED,
+    State.EVICTED,
+)
+"""The state of a page after an act that failed: see ``pager.Transfers``."""
 
+_START_EVICT = int(Act.START_EVICT)  # compared for every move
 
-class Move(NamedTuple):
-    """A move of one page.
-
-    Attributes:
-        act: what is done.
-        entry: the page.
-        tier: where it goes, if it leaves.
-        last_use: of the page, if it leaves: see ``Executor.start_evict``.
-    """
-
-    act: Act
-    entry: Entry
-    tier: Tier
-    last_use: int
+Told = tuple[int, PageId, int, int]
+"""A move, as the interposer tells of it: act, page, tier, and the operation that used the page last."""
 
 
 class Moves:
-    """A plan's moves before an operation, performed one by one.
+    """Performs a plan's moves before an operation.
+
+    Args:
+        executor: moves bytes.
+        book: knows the last uses of pages that were not used since ``tick``.
+        tiers: by the numbers that the interposer has for them.
+        tick: of the operation from which it counts.
 
     Attributes:
-        done: how many were.
+        done: how many were performed.
         failed: the page whose move failed; -1 if none did.
-        state: of that page.
+        state: of that page, by its number.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, book: Book, tiers: Sequence[Tier], tick: int) -> None:
         self.done = 0
         self.failed: PageId = -1
-        self.state = State.RESIDENT
+        self.state = 0
         self._executor = executor
+        self._book = book
+        self._tiers = tiers
+        self._tick = tick
 
-    def perform(self, move: Move) -> bool:
-        """Perform the next. Whether that was possible: else the engine has to try by itself, and hears why not."""
-        try:
-            self._perform(move)
-        except BaseException as error:
-            self._fail(move, error)
-            if isinstance(error, StoreError) or self._executor.is_out_of_memory(error):
-                return False
-            raise
-        self.done += 1
+    def perform(self, moves: Sequence[Told], entry_of: Callable[[PageId], Entry]) -> bool:
+        """Perform ``moves``. Whether that was possible: else the engine has to try by itself, and hears why not."""
+        executor = self._executor
+        acts: tuple[Callable[..., None], ...] = (
+            *(executor.discard, executor.start_evict, executor.finish_evict, executor.release),
+            *(executor.start_fetch, executor.finish_fetch),
+        )
+        for act, page, tier, later in moves:
+            entry = entry_of(page)
+            try:
+                if act == _START_EVICT:
+                    executor.start_evict(entry, self._tiers[tier], self._last_use(page, later))
+                else:
+                    acts[act](entry)
+            except BaseException as error:
+                self._fail(Act(act), entry, error)
+                if isinstance(error, StoreError) or executor.is_out_of_memory(error):
+                    return False
+                raise
+            self.done += 1
         return True
 
-    def _perform(self, move: Move) -> None:
-        executor, entry = self._executor, move.entry
-        match move.act:
-            case Act.DISCARD:
-                executor.discard(entry)
-            case Act.START_EVICT:
-                executor.start_evict(entry, move.tier, move.last_use)
-            case Act.FINISH_EVICT:
-                executor.finish_evict(entry)
-            case Act.RELEASE:
-                executor.release(entry)
-            case Act.START_FETCH:
-                executor.start_fetch(entry)
-            case Act.FINISH_FETCH:
-                executor.finish_fetch(entry)
+    def _last_use(self, page: PageId, later: int) -> int:
+        if later >= 0:
+            return self._tick + later
+        known = self._book.get(page)
+        return self._tick if known is None else known.last_use
 
-    def _fail(self, move: Move, error: BaseException) -> None:
-        self.failed = move.entry.page
-        self.state = _IF_IT_FAILED[move.act]
-        if move.act is Act.RELEASE and not isinstance(error, Exception):
-            self.state = State.EVICTED  # interrupted, it may be freed by now: to fetch what is there does no harm
-        if move.act in (Act.START_EVICT, Act.FINISH_EVICT):
-            self._executor.discard(move.entry)
+    def _fail(self, act: Act, entry: Entry, error: BaseException) -> None:
+        state = _IF_IT_FAILED[act]
+        if act is Act.RELEASE and not isinstance(error, Exception):
+            state = State.EVICTED  # interrupted, it may be freed by now: to fetch what is there does no harm
+        if act in (Act.START_EVICT, Act.FINISH_EVICT):
+            self._executor.discard(entry)
+        self.failed = entry.page
+        self.state = NUMBERS[state]

@@ -73,26 +73,28 @@ class PageList {
     }
   }
 
-  // Those that live; the dead are forgotten here.
-  std::vector<Page*> living() {
-    std::vector<Page*> found;
+  // Calls `visit` with those that live, in their order, until it returns false. The dead are forgotten here. Whether it
+  // never did.
+  template <typename Visit>
+  bool every(const Visit& visit) {
     for (auto entry = order_.begin(); entry != order_.end();) {
       Page* page = pages_.find(entry->second);
+      const auto place = entry++;
       if (page == nullptr) {
-        entry = order_.erase(entry);
-      } else {
-        found.push_back(page);
-        ++entry;
+        order_.erase(place);
+      } else if (!visit(*page)) {  // which may remove it
+        return false;
       }
     }
-    return found;
+    return true;
   }
 
   std::vector<PageId> ids() {
     std::vector<PageId> found;
-    for (const Page* page : living()) {
-      found.push_back(page->id);
-    }
+    every([&](const Page& page) {
+      found.push_back(page.id);
+      return true;
+    });
     return found;
   }
 
@@ -193,12 +195,12 @@ class Moving {
 
   // With so much room a page is to be fetched at once; 0 if none waits for it.
   int64_t wanted() {
-    for (const Page* page : to_fetch.living()) {
-      if (page->state == State::evicted) {
-        return page->nbytes;
-      }
-    }
-    return 0;
+    int64_t nbytes = 0;
+    to_fetch.every([&](const Page& page) {
+      nbytes = page.state == State::evicted ? page.nbytes : 0;
+      return nbytes == 0;
+    });
+    return nbytes;
   }
 
  private:
@@ -271,16 +273,16 @@ class Moving {
 
   // Of those that the plan has away from here on. Whether each found a tier.
   bool start_evictions() {
-    for (Page* page : to_evict.living()) {
-      if (!is_candidate(*page)) {
-        to_evict.remove(*page);
-      } else if (page->state == State::clean) {
-        move(*page, Act::release);
-      } else if (page->state == State::resident && !start_evict(*page)) {
-        return false;
+    return to_evict.every([&](Page& page) {
+      if (!is_candidate(page)) {
+        to_evict.remove(page);
+      } else if (page.state == State::clean) {
+        move(page, Act::release);
+      } else if (page.state == State::resident) {
+        return start_evict(page);
       }
-    }
-    return true;
+      return true;
+    });
   }
 
   // For what is created, and for those among the used pages that are away. Whether it was found among the due.
@@ -294,19 +296,17 @@ class Moving {
       return true;
     }
     std::vector<Page*> victims;
-    for (Page* page : due.living()) {
-      if (missing <= 0) {
-        break;
+    due.every([&](Page& page) {
+      if (!is_candidate(page)) {
+        return true;
       }
-      if (!is_candidate(*page)) {
-        continue;
-      }
-      if (page->dropped_first != 0 || (page->state == State::resident && !start_evict(*page))) {
+      if (page.dropped_first != 0 || (page.state == State::resident && !start_evict(page))) {
         return false;
       }
-      victims.push_back(page);
-      missing -= page->nbytes;
-    }
+      victims.push_back(&page);
+      missing -= page.nbytes;
+      return missing > 0;
+    });
     if (missing > 0) {
       return false;
     }
@@ -349,15 +349,16 @@ class Moving {
   // Of those that come soon, as long as there is room.
   void start_fetches(int device, int64_t new_bytes) {
     const Account& account = pages_.account(device);
-    for (Page* page : to_fetch.living()) {
-      if (page->state != State::evicted) {
-        continue;
+    to_fetch.every([&](Page& page) {
+      if (page.state != State::evicted) {
+        return true;
       }
-      if (account.limit - account.resident - new_bytes < page->nbytes) {
-        return;
+      if (account.limit - account.resident - new_bytes < page.nbytes) {
+        return false;
       }
-      move(*page, Act::start_fetch);
-    }
+      move(page, Act::start_fetch);
+      return true;
+    });
   }
 
   Pages& pages_;
