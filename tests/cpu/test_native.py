@@ -1,5 +1,6 @@
 """The native interposer: it decides nothing else than the dispatch mode, and where it cannot be had, that has all."""
 
+import errno
 import os
 import random
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,12 @@ from torch import nn
 import torch_lms
 from tests.ways import IS_NATIVE
 from torch_lms.engine import Engine
+from torch_lms.errors import StoreFullError
 from torch_lms.native import build, load
 from torch_lms.runtime import api
+from torch_lms.runtime.cpu import CpuExecutor
+from torch_lms.stores.copies import Read, Write
+from torch_lms.stores.disk import DiskStore
 
 needs_native = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer here: {load.find().reason}")
 
@@ -331,6 +337,75 @@ def test_what_neither_uses_nor_makes_a_page_is_in_no_plan(monkeypatch: pytest.Mo
         assert "aten::stack" not in {op.name for op in lms.trace().ops}
     assert stats.planned_steps >= 4
     assert stats.diverged_steps == 0
+
+
+def _refuse(*_: object) -> None:
+    raise StoreFullError("no room for once")
+
+
+def _run_out(*_: object) -> None:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+
+def _break(*_: object) -> None:
+    raise OSError(errno.EIO, "input/output error")
+
+
+@needs_native
+@pytest.mark.parametrize("fails_at", [1, 7, 30])
+@pytest.mark.parametrize(
+    ("owner", "name", "fail"),
+    [
+        pytest.param(DiskStore, "reserve", _refuse, id="no room in the store"),
+        pytest.param(Write, "_move", _break, id="a copy down"),
+        pytest.param(CpuExecutor, "start_fetch", _run_out, id="no memory for a fetch"),
+        pytest.param(Read, "_move", _break, id="a copy up"),
+    ],
+)
+def test_a_planned_move_that_fails(
+    owner: Any, name: str, fail: Callable[..., None], fails_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost: what failed once is tried again by the engine."""
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    whole = getattr(owner, name)
+    calls = [0]
+
+    def once(*args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == fails_at:
+            fail()
+        return whole(*args)
+
+    def step() -> torch.Tensor:
+        kept = [torch.ones(64, 64) * number for number in range(40)]
+        total = torch.zeros(64, 64)
+        for page in kept:
+            total = total + page.mul_(2)
+        for page in reversed(kept):
+            total = total * 0.5 + page
+        return total
+
+    def run(steps: int) -> list[torch.Tensor]:
+        found = []
+        for _ in range(steps):
+            found.append(step().sum())
+            torch_lms.step()
+        return found
+
+    expected = step().sum()
+    with torch_lms.session(limit=20 << 14, min_size=1024, device="cpu", recompute=False) as lms:
+        run(6)
+        lms.reset_stats()
+        found = run(1)
+        assert lms.stats().planned_steps == 1
+        monkeypatch.setattr(owner, name, once)
+        found += run(1)
+        assert calls[0] > fails_at
+        lms.validate()
+        found += run(3)
+        lms.validate()
+        assert lms.stats().planned_steps >= 3
+    assert all(map(expected.equal, found))
 
 
 @needs_native

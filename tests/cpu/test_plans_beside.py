@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import planning
 import pytest
@@ -202,3 +203,21 @@ def test_the_benchmark_runs() -> None:
     found = planning.measure(2, (64,), 5)
     assert found.stats.steps >= 5
     assert 0 < found.waited_s < found.wall_s
+
+
+def test_plans_that_are_kept_are_not_made_again(tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_PLANS", str(tmp_path / "plans"))
+    found = []
+    for _ in range(2):
+        _, step = MAKE()
+        with torch_lms.session(limit=limit, min_size=MIN_SIZE):
+            for _ in range(4):
+                step()
+            plans().wait()
+            for _ in range(3):
+                step()
+            assert torch_lms.stats().planned_steps >= 1
+            kept = sorted(path.read_text() for path in (tmp_path / "plans").iterdir())
+            found.append(kept)
+    assert found[0] == found[1]
+    assert len(found[0]) >= 1

@@ -18,6 +18,7 @@ class Later:
     """A planner whose plans are there when the test says so."""
 
     spares_program = True
+    keeps_plans = False
 
     def __init__(self) -> None:
         self.orders: list[PlanOrder] = []

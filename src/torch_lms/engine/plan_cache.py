@@ -184,7 +184,7 @@ class PlanCache:
         """Whether steps of a kind have lost, without a plan, what making one costs. A kind that came so often is
         expected to come as often again. For one whose plan had to be given up, twice as much counts each time.
         """
-        if not self._planner.spares_program:
+        if self._planner.keeps_plans or not self._planner.spares_program:
             return True  # tests and measurements have plans at once
         op_s = self._planned_ops_s / self._planned_ops if self._planned_ops else _PLANNING_OP_S
         return bool(seen.lost_s >= ops * op_s * 2**seen.plans)

@@ -71,6 +71,7 @@ class Planner(Protocol):
     Attributes:
         has_made: whether ``take`` would give something.
         spares_program: whether the program goes on meanwhile.
+        keeps_plans: whether what is made costs nothing in the next run.
     """
 
     @property
@@ -78,6 +79,9 @@ class Planner(Protocol):
 
     @property
     def spares_program(self) -> bool: ...
+
+    @property
+    def keeps_plans(self) -> bool: ...
 
     def get_ready(self) -> None:
         """Something will be ordered soon."""
@@ -103,6 +107,7 @@ class PlansAtOnce:
     """
 
     spares_program = False
+    keeps_plans = False
 
     def __init__(self, make_plan: MakePlan) -> None:
         self._make_plan = make_plan

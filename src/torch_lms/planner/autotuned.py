@@ -40,7 +40,7 @@ def chosen_before(path: Path, trace: Trace, limit: int, given: Mapping[str, int]
     Raises:
         UsageError: ``path`` is another file, or none that can be read.
     """
-    found = _read(path).get(_kind(trace, given)) if path.exists() else None
+    found = _read(path).get(kind_of(trace, given)) if path.exists() else None
     if found is None or not _SPARE * limit <= found.pop("limit") <= limit:
         return None
     return found
@@ -51,10 +51,15 @@ def remember(path: Path, trace: Trace, limit: int, given: Mapping[str, int], cho
     chooses anew.
     """
     known = _read(path) if path.exists() else {}
-    known[_kind(trace, given)] = {"limit": limit, **chosen}
+    known[kind_of(trace, given)] = {"limit": limit, **chosen}
+    replace_file(path, json.dumps({"format": _FORMAT, "version": _VERSION, "steps": known}, indent=1) + "\n")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, which others may be reading, if that is possible."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
-        beside.write_text(json.dumps({"format": _FORMAT, "version": _VERSION, "steps": known}, indent=1) + "\n")
+        beside.write_text(text)
         beside.replace(path)
 
 
@@ -73,7 +78,7 @@ def _read(path: Path) -> dict[str, dict[str, int]]:
         ) from error
 
 
-def _kind(trace: Trace, given: Mapping[str, int]) -> str:
+def kind_of(trace: Trace, given: Mapping[str, int]) -> str:
     """Equal in any process for steps of one kind, the same operations on pages of the same sizes, and values given."""
     sizes = [page.nbytes for page in trace.pages]
     told = [(op.name, [sizes[page] for page in op.pages], [sizes[page] for page in op.creates]) for op in trace.ops]

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from threading import Event
 
 from torch_lms.engine import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce
+from torch_lms.planner.kept_plans import KeptPlans, kept_in
 from torch_lms.planner.serve import Answer
 from torch_lms.stores.io_pool import IoThread
 
@@ -29,7 +30,12 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 
 
 def new_planner(make_plan: MakePlan) -> Planner:
-    """One beside the program; where ``TORCH_LMS_PLANNING`` is "at-once", one that the program waits for."""
+    """One beside the program; where ``TORCH_LMS_PLANNING`` is "at-once", one that the program waits for. Plans are kept
+    in the directory ``TORCH_LMS_PLANS``, if that is set.
+    """
+    directory = kept_in()
+    if directory is not None:
+        make_plan = KeptPlans(make_plan, directory)
     if os.environ.get("TORCH_LMS_PLANNING") == "at-once":
         return PlansAtOnce(make_plan)
     return PlansBeside(make_plan)
@@ -48,6 +54,7 @@ class PlansBeside:
     spares_program = True
 
     def __init__(self, make_plan: MakePlan) -> None:
+        self.keeps_plans = isinstance(make_plan, KeptPlans)
         self._make_plan = make_plan
         self._orders: SimpleQueue[PlanOrder | None] = SimpleQueue()
         self._made: deque[MadePlan] = deque()
