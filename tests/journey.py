@@ -10,15 +10,15 @@ A mode above that of the session watches each operation. It counts the calls of 
 ``src/torch_lms``, by ``sys.setprofile``. A generator that is resumed counts as a call: whoever reads along has to go
 there again.
 
-What happened is read from ``torch_lms.stats()`` after each operation, so it does not depend on how the inside is built.
-Copies that other threads make are not counted, nor is the work of ``stats()`` itself.
+What happened is read from what the executor was asked to do meanwhile. To ask ``torch_lms.stats()`` would have Python
+bring the books up to date after each operation, which no program does. Copies that other threads make are not counted.
 """
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,7 +35,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
-from torch_lms import Stats
 
 SOURCES = str(Path(torch_lms.__file__).parent) + os.sep
 POLICIES = ("reactive", "planned")
@@ -74,6 +73,12 @@ EVENTS: dict[str, Reviewed] = {
 """What may happen during an operation. "born" means that its result is a new page, and that nothing was moved."""
 
 
+EXECUTOR = "runtime/cpu.py"
+RECOMPUTING = ("runtime/executor.py", "runtime/recompute.py")
+MOVES = {"start_evict", "finish_evict", "release", "start_fetch", "finish_fetch", "discard"}
+"""What an executor is asked to do. Of a page that leaves, "start_evict" is asked first, and "release" last."""
+
+
 class Call(NamedTuple):
     """A function of the package was entered (or a generator resumed), below ``depth`` others of the package."""
 
@@ -90,14 +95,13 @@ class Operation:
         name: of the operator.
         calls: of functions of the package, in order.
         creates: whether its result is a new page.
-        before, after: the session's figures around it; None where they were not asked for.
+        has_room: whether there was room for everything in its step.
     """
 
     name: str
     calls: tuple[Call, ...]
     creates: bool
-    before: Stats | None = None
-    after: Stats | None = None
+    has_room: bool
 
     @property
     def files(self) -> int:
@@ -112,39 +116,30 @@ class Operation:
     @property
     def event(self) -> str | None:
         """What happened during it; None where that is no single event of ``EVENTS``."""
-        if self.before is None or self.after is None:
+        if self.has_room:
             return "born, all fits" if self.creates else None
-        evicted = self.after.evictions > self.before.evictions
-        fetched = self.after.fetches > self.before.fetches
-        if self.after.recomputes > self.before.recomputes:
+        asked = {call.function.rpartition(".")[2] for call in self.calls if call.file == EXECUTOR}
+        if "recompute" in {call.function.rpartition(".")[2] for call in self.calls if call.file in RECOMPUTING}:
             return "recomputed"
-        if fetched:
-            return "fetched and evicted" if evicted else "fetched"
-        if evicted:
+        if "start_fetch" in asked:
+            return "fetched and evicted" if "release" in asked else "fetched"
+        if "release" in asked:
             return "evicted"
-        freed = self.after.clean_drops > self.before.clean_drops
-        copying = _lower_bytes(self.after) > _lower_bytes(self.before)
-        return "born" if self.creates and not freed and not copying else None
+        return "born" if self.creates and not asked & MOVES else None
 
 
 class Watch(TorchDispatchMode):
     """Notes what each operation crosses while ``is_on``.
 
     Args:
-        stats: asked after each operation; None if nothing is moved. It is not asked before: deaths that happened since
-            the last operation would then be noticed here, and not in the operation that follows.
+        has_room: whether nothing has to move.
     """
 
-    def __init__(self, stats: Callable[[], Stats] | None) -> None:
+    def __init__(self, has_room: bool) -> None:
         super().__init__()
         self.is_on = False
         self.operations: list[Operation] = []
-        self._stats = stats
-        self._last: Stats | None = None
-
-    def step_begins(self) -> None:
-        """What was moved until now is no operation's."""
-        self._last = self._stats() if self._stats is not None else None
+        self._has_room = has_room
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -156,9 +151,8 @@ class Watch(TorchDispatchMode):
             result = func(*args, **kwargs)
         finally:
             sys.setprofile(None)
-        before, self._last = self._last, self._stats() if self._stats is not None else None
         creates = _creates_page(result, (*args, *kwargs.values()))
-        self.operations.append(Operation(str(func), tuple(profile.calls), creates, before, self._last))
+        self.operations.append(Operation(str(func), tuple(profile.calls), creates, self._has_room))
         return result
 
 
@@ -199,36 +193,34 @@ def journeys(policy: str) -> list[Operation]:
     """All operations of some steps, with room for everything and without."""
     operations, demand = _with_room(WIDE, policy)
     with torch_lms.session(demand // 2, MIN_SIZE, policy=policy, recompute=False, device="cpu"):
-        operations += _train(WIDE, torch_lms.stats, STEPS)
+        operations += _train(WIDE, False, STEPS)
     if policy == "planned":
         _, demand = _with_room(NARROW, policy)
         with _slow_disk(), torch_lms.session(demand // 2, MIN_SIZE, policy=policy, device="cpu"):
-            operations += [found for found in _train(NARROW, torch_lms.stats, STEPS) if found.event == "recomputed"]
+            operations += [found for found in _train(NARROW, False, STEPS) if found.event == "recomputed"]
     return operations
 
 
 def _with_room(widths: Sequence[int], policy: str) -> tuple[list[Operation], int]:
     """The operations of a step while everything fits, and its demand in bytes."""
     with torch_lms.session("64GB", MIN_SIZE, policy=policy, device="cpu") as lms:
-        operations = _train(widths, None, steps=1)
+        operations = _train(widths, True, steps=1)
         stats = lms.stats()
     assert stats.evictions == stats.clean_drops == 0, "something was moved though everything fits"
     return operations, stats.demand_bytes
 
 
-def _train(widths: Sequence[int], stats: Callable[[], Stats] | None, steps: int) -> list[Operation]:
+def _train(widths: Sequence[int], has_room: bool, steps: int) -> list[Operation]:
     """Train some steps unwatched, then ``steps`` more: their operations."""
     torch.manual_seed(0)
     model = network(widths)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     images = torch.randn(SHAPE)
-    with Watch(stats) as watch:
+    with Watch(has_room) as watch:
         for number in range(WARM_UP + steps):
             watch.is_on = number >= WARM_UP
-            watch.step_begins()
             model(images).square().mean().backward()
             optimizer.step()
-            watch.step_begins()  # the end of the optimizer's step may have moved pages, too
             optimizer.zero_grad()
     return watch.operations
 
@@ -265,10 +257,6 @@ def _tensors(values: tuple[Any, ...]) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from _tensors(tuple(value))
-
-
-def _lower_bytes(stats: Stats) -> int:
-    return stats.host_bytes + stats.disk_bytes
 
 
 def table(operations: Mapping[str, list[Operation]]) -> Table:

@@ -5,8 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.journey import EVENTS, Call, Operation
-from torch_lms import Stats
+from tests.journey import EVENTS, EXECUTOR, RECOMPUTING, Call, Operation
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,21 +31,23 @@ def test_one_operation_call_by_call() -> None:
     assert all((ROOT / "src" / "torch_lms" / file).exists() for file in files)
 
 
-def event(**changed: int) -> str | None:
-    return Operation("aten.add", (), creates=True, before=Stats(), after=Stats(**changed)).event
+def event(*asked: str, file: str = EXECUTOR) -> str | None:
+    """What happened during an operation in which these functions of ``file`` were called."""
+    calls = tuple(Call(file, f"Some.{function}", 0) for function in asked)
+    return Operation("aten.add", calls, creates=True, has_room=False).event
 
 
-def test_what_happened_is_told_by_the_figures() -> None:
+def test_what_happened_is_told_by_what_the_executor_was_asked() -> None:
     assert event() == "born"
-    assert event(evictions=1) == "evicted"
-    assert event(fetches=1) == "fetched"
-    assert event(fetches=1, evictions=1) == "fetched and evicted"
-    assert event(fetches=1, evictions=1, recomputes=1) == "recomputed"
-    assert event(clean_drops=1) is None
-    assert event(disk_bytes=1) is None
+    assert event("start_evict", "finish_evict", "release") == "evicted"
+    assert event("start_fetch", "finish_fetch") == "fetched"
+    assert event("release", "start_fetch") == "fetched and evicted"
+    assert event("recompute", file=RECOMPUTING[0]) == "recomputed"
+    assert event("start_evict") is None
+    assert event("discard") is None
 
 
 def test_calls_in_another_file_are_switches() -> None:
     files = ["a.py", "a.py", "b.py", "a.py"]
-    operation = Operation("aten.add", tuple(Call(file, "f", 0) for file in files), creates=True)
+    operation = Operation("aten.add", tuple(Call(file, "f", 0) for file in files), creates=True, has_room=False)
     assert (operation.files, operation.switches) == (2, 2)
