@@ -205,7 +205,7 @@ def test_the_benchmark_runs() -> None:
     assert 0 < found.waited_s < found.wall_s
 
 
-def test_plans_that_are_kept_are_not_made_again(tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_that_are_kept_serve_the_next_run(tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_PLANS", str(tmp_path / "plans"))
     found = []
     for _ in range(2):

@@ -40,7 +40,7 @@ _IF_IT_FAILED = (
 
 _START_EVICT = int(Act.START_EVICT)  # compared for every move
 
-Told = tuple[int, PageId, int, int]
+Fields = tuple[int, PageId, int, int]
 """A move, as the interposer tells of it: act, page, tier, and the operation that used the page last."""
 
 
@@ -68,7 +68,7 @@ class Moves:
         self._tiers = tiers
         self._tick = tick
 
-    def perform(self, moves: Sequence[Told], entry_of: Callable[[PageId], Entry]) -> bool:
+    def perform(self, moves: Sequence[Fields], entry_of: Callable[[PageId], Entry]) -> bool:
         """Perform ``moves``. Whether that was possible: else the engine has to try by itself, and hears why not."""
         executor = self._executor
         acts: tuple[Callable[..., None], ...] = (
