@@ -309,6 +309,11 @@ class Engine:
         return are_there
 
     @property
+    def moved_at(self) -> Mark:
+        """When pages had last been moved."""
+        return self._spent_until
+
+    @property
     def is_to_ask_for_room(self) -> bool:
         """With limit "auto": whether it was asked for so long ago that it had better be asked again."""
         return self._is_auto and time.monotonic() - self._refreshed_at >= REFRESH_EVERY_S

@@ -204,7 +204,7 @@ class NativeFastPath(FastPath):
         finally:
             self._native.moved(are_there, moves.done, moves.failed, moves.state)
         if executor.has_streams:
-            self._since = backend.mark()
+            self._since = engine.moved_at
         return are_there
 
     def ended(self, pages: list[PageId], written: list[PageId]) -> None:
