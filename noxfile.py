@@ -87,7 +87,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, in build/site, to be read there without a network. A dead link fails it. ``-- serve``: as it changes."""
+    """The site, in build/site, to be read there without a network. A dead link fails it."""
     install(session, "-e", ".[docs]")
     session.run("mkdocs", *(session.posargs or ["build"]), env=QUIET_MKDOCS)
 

@@ -4,12 +4,17 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 from live_rig import LMS, OPTIONS, TRAINING, Terminal, in_terminal
+from torch import nn
 
+import torch_lms
 from torch_lms.cli.main import main
+from torch_lms.runtime.api import Lms
 
 pytest.importorskip("pyte", reason="pyte, a terminal in Python, is not installed")
 
@@ -51,6 +56,38 @@ def test_the_bits_and_the_output_are_those_without_a_view(tmp_path: Path) -> Non
     )
     assert plain.stdout == live.stdout
     assert re.fullmatch(r"LMS: 6 steps, .* a step: out .*, limit 10 MB\n", live.stderr), live.stderr
+
+
+def test_steps_follow_their_plan_while_they_are_looked_at() -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(12)))
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch_lms.session(limit="4MB", min_size="64KiB", device="cpu") as lms:
+        step(model, optimizer, 4)
+        before = lms.stats()
+        has_ended = threading.Event()
+        looking = threading.Thread(target=look, args=(lms, has_ended))
+        looking.start()
+        step(model, optimizer, 12)
+        has_ended.set()
+        looking.join()
+        after = lms.stats()
+    assert before.planned_steps > 0
+    assert after.planned_steps - before.planned_steps == 12
+    assert after.diverged_steps == before.diverged_steps
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        model(torch.ones(32, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def look(lms: Lms, has_ended: threading.Event) -> None:
+    while not has_ended.wait(0.001):
+        reading = lms.reading()
+        assert reading is not None
+        assert reading.resident_bytes > 0
 
 
 def test_a_launcher_is_not_shown(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ _MAX_PAGES = 32
 
 
 def take_reading(session: Session, times: StepTimes) -> Reading:
-    """The figures of ``session`` now. Its lock is held as long as for ``stats``."""
+    """The figures of ``session`` that can be had without disturbing it. Its lock is held as long as for ``stats``."""
     options = session.options
-    with session.standing_still() as backends:
-        stats = session.stats()
+    with session.undisturbed() as (backends, stats):
         pages = _largest(backends)
         plan = _plan_in_force(backends)
         has_host = any(Tier.HOST in backend.tiers for backend in backends)

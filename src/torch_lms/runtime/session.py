@@ -528,8 +528,21 @@ class Session(PageOwner):
 
     def stats(self) -> Stats:
         """The figures now."""
-        with self.standing_still() as backends:
-            figures = collecting.collect(backends, self._default.engine.pager.policy.name, self._holds.loans)
+        with self.standing_still():
+            return self._figures()
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[tuple[list[DeviceBackend], Stats]]:
+        """Its devices so far, of which nothing changes inside, and the figures. What has passed since the last move of
+        a plan is not in them: to ask for it in the midst of a step may end that the step follows its plan (N25).
+        """
+        with self.lock:
+            if self.fast_path.is_open:
+                self._reap()
+            yield self._table.backends, self._figures()
+
+    def _figures(self) -> Stats:
+        figures = collecting.collect(self._table.backends, self._default.engine.pager.policy.name, self._holds.loans)
         return replace(figures, interposer=self.interposer.name, interposer_reason=self.interposer.reason)
 
     def traffic_ratio(self) -> float | None:
