@@ -1,6 +1,6 @@
 """What it costs a training to be shown while it runs: steps with a view and without, in turns, in one process.
 
-    python benchmarks/live.py [--every SECONDS] [--rounds N]
+    python benchmarks/live.py [--every SECONDS] [--rounds N] [--steps N]
 
 The step is that of a transformer encoder with Adam, at half of its demand: many short operations. The view is drawn as
 in a terminal, to nobody. With ``--every`` it is read more often than it is, so that the cost shows above the noise.
@@ -21,9 +21,6 @@ import torch
 import torch_lms
 from torch_lms.live import monitor
 from torch_lms.runtime import api
-
-STEPS = 6
-"""Of a turn."""
 
 
 def training() -> Iterator[None]:
@@ -64,18 +61,19 @@ def drain(master: int) -> None:
         os.close(master)
 
 
-def seconds(steps: Iterator[None]) -> float:
-    """The processor's, of a step, the mean of a turn."""
+def seconds(steps: Iterator[None], count: int) -> float:
+    """The processor's, of a step, the mean of so many."""
     began_s = time.process_time()
-    for _ in range(STEPS):
+    for _ in range(count):
         next(steps)
-    return (time.process_time() - began_s) / STEPS
+    return (time.process_time() - began_s) / count
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=monitor._VIEW_EVERY_S, help="seconds between two readings")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="two at least")
+    parser.add_argument("--steps", type=int, default=6, help="of a turn")
     given = parser.parse_args()
     os.environ["TORCH_LMS_PLANNING"] = "at-once"
     steps = training()
@@ -84,12 +82,12 @@ def main() -> None:
             next(steps)
         ratios, walls_s = [], []
         for _ in range(given.rounds):
-            before = seconds(steps)
+            before = seconds(steps, given.steps)
             began_s = time.perf_counter()
             with view(given.every):
-                shown = seconds(steps)
-            walls_s.append((time.perf_counter() - began_s) / STEPS)
-            ratios.append(2 * shown / (before + seconds(steps)))
+                shown = seconds(steps, given.steps)
+            walls_s.append((time.perf_counter() - began_s) / given.steps)
+            ratios.append(2 * shown / (before + seconds(steps, given.steps)))
         stats = lms.stats()
     low, median, high = statistics.quantiles(ratios, n=4)
     print(f"demand {stats.demand_bytes / 1e6:.0f} MB, {stats.planned_steps} of {stats.steps} steps planned")

@@ -69,12 +69,19 @@ class Terminal:
             self.read(0.2)
         return self.rows
 
-    def read(self, patience_s: float) -> None:
+    def read(self, patience_s: float) -> bool:
+        """Read once; whether there was something."""
         if not select.select([self._master], [], [], patience_s)[0]:
-            return
+            return False
         written = os.read(self._master, 65536).decode(errors="replace")
         self.text += written
         self._stream.feed(written)
+        return True
+
+    def read_all(self) -> None:
+        """Read until nothing more comes."""
+        while self.read(0.5):
+            pass
 
     def close(self) -> None:
         os.close(self._master)
@@ -92,7 +99,7 @@ def in_terminal(command: list[str], folder: Path, terminal: Terminal) -> Iterato
             ends_s = time.monotonic() + PATIENCE_S
             while process.poll() is None and time.monotonic() < ends_s:
                 terminal.read(0.1)
-            terminal.read(0.1)
+            terminal.read_all()
         finally:
             process.kill()
 

@@ -90,6 +90,14 @@ def look(lms: Lms, has_ended: threading.Event) -> None:
         assert reading.resident_bytes > 0
 
 
+def test_what_it_costs_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import live
+
+    monkeypatch.setattr("sys.argv", ["live.py", "--every", "0.05", "--rounds", "2", "--steps", "1"])
+    live.main()
+    assert re.search(r"^takes the processor \d\.\d+ times as long as without", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_a_launcher_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "torchrun").write_text("")
     command = [*LMS, "run", "--live", "torchrun", "x.py"]

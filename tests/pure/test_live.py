@@ -143,14 +143,14 @@ def test_rows_of_a_terminal_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.paint(["one", "two"])
     write(fd, " a row\n" + "".join(f"after {number}\n" for number in range(4)))
     assert kept.paint(["ONE"])
-    terminal.read(1.0)
+    terminal.read_all()
     assert terminal.rows[3:] == ["half a row", "after 0", "after 1", "after 2", "after 3", "", "ONE", "", ""]
     terminal.resize(8, 40)
     assert kept.paint(["small"])
     write(fd, "still here\n")
     kept.leave()
     write(fd, "the end\n")
-    terminal.read(1.0)
+    terminal.read_all()
     assert "small" not in terminal.rows
     assert [row for row in terminal.rows if row][-2:] == ["still here", "the end"]
     monkeypatch.setenv("TERM", "dumb")

@@ -3,7 +3,6 @@
 import atexit
 import io
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,9 @@ from torch_lms.live.terminal import LastRows, can_be_painted, write
 from torch_lms.live.view import ROWS, line, view
 
 Read = Callable[[], Reading | None]
+
+_STDERR = 2
+"""The process's own, whatever the program has put in its place."""
 
 _VIEW_EVERY_S = 1.0
 _LINE_EVERY_S = 5.0
@@ -38,8 +40,7 @@ def shown(read: Read) -> Iterator[None]:
 
 def show_until_exit(read: Read) -> "Monitor":
     """The same until the process ends, or ``stop``."""
-    fd = sys.stderr.fileno() if sys.stderr is not None else 2
-    show = _Rows(fd) if can_be_painted(fd, ROWS) else _Lines(fd)
+    show = _Rows(_STDERR) if can_be_painted(_STDERR, ROWS) else _Lines(_STDERR)
     monitor = Monitor(read, show)
     atexit.register(monitor.stop)
     monitor.start()
