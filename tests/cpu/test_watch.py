@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from live_rig import LMS, PATIENCE_S, Terminal, in_terminal, watch, watched
 
+import torch_lms
+from torch_lms.errors import UsageError
+from torch_lms.live import Server, readings_of
 from torch_lms.live.sockets import folder, socket_of
 
 NOBODY = 65534
@@ -72,11 +75,11 @@ def test_it_ends_with_the_session(tmp_path: Path) -> None:
     assert not socket_of(process.pid).exists()
 
 
-def test_a_value_that_makes_no_sense() -> None:
-    program = "import torch_lms; torch_lms.enable(device='cpu')"
-    environment = {**os.environ, "TORCH_LMS_WATCH": "yes"}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert "TORCH_LMS_WATCH must be 1, to let other processes of this user watch, or 0; got 'yes'" in ended.stderr
+def test_a_value_that_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_WATCH", "yes")
+    with pytest.raises(UsageError, match=r"TORCH_LMS_WATCH must be 1, to let .* watch, or 0; got 'yes'"):
+        torch_lms.enable(device="cpu")
+    assert not torch_lms.is_enabled()
 
 
 def refused(pid: object) -> str:
@@ -103,24 +106,57 @@ def test_another_users_process() -> None:
         other.kill()
 
 
+CONNECT = """
+import socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+connection.settimeout(20)
+sys.exit(len(connection.recv(1)))
+"""
+"""Its exit code is 1 if it is told anything."""
+
+
+def connected(path: Path, user: int) -> "subprocess.CompletedProcess[str]":
+    command = ["/usr/bin/python3", "-c", CONNECT, str(path)]
+    return subprocess.run(command, user=user, capture_output=True, text=True, timeout=60)
+
+
 @as_root
-def test_another_user_is_kept_out(training: int) -> None:
-    """By the folder; and where that is open all the same, by whoever answers."""
-    connect = (
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.settimeout(20); "
-        "sys.exit(len(s.recv(1)))"
-    )
-    path = socket_of(training)
-    command = ["/usr/bin/python3", "-c", connect, str(path)]
-    assert "PermissionError" in subprocess.run(command, user=NOBODY, capture_output=True, text=True).stderr
-    folder().chmod(0o711)
-    path.chmod(0o666)
-    try:
-        assert subprocess.run(command, user=NOBODY, timeout=60).returncode == 0
-        assert "must be a folder of this user's that is closed to all others" in refused(training)
-    finally:
-        folder().chmod(0o700)
-    assert watch(str(training), "--count", "1").returncode == 0
+def test_another_user_is_kept_out_by_the_folder(training: int) -> None:
+    assert "PermissionError" in connected(socket_of(training), NOBODY).stderr
+    assert connected(socket_of(training), os.geteuid()).returncode == 1
+
+
+@as_root
+def test_where_the_folder_is_open_whoever_connects_is_asked_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as of_sockets:
+        for module in ("sockets", "server", "client"):
+            monkeypatch.setattr(f"torch_lms.live.{module}.folder", lambda: Path(of_sockets))
+        with torch_lms.session(limit="1GB", device="cpu") as lms:
+            server = Server(lms.reading)
+            os.chmod(of_sockets, 0o711)
+            path = socket_of(os.getpid())
+            path.chmod(0o666)
+            assert connected(path, NOBODY).returncode == 0
+            assert connected(path, os.geteuid()).returncode == 1
+            with pytest.raises(UsageError, match="closed to all others"):
+                next(readings_of(os.getpid()))
+            os.chmod(of_sockets, 0o700)
+            assert next(readings_of(os.getpid())).pid == os.getpid()
+            server.close()
+            with pytest.raises(UsageError, match="cannot be watched"):
+                next(readings_of(os.getpid()))
+
+
+def test_a_socket_that_cannot_be_made_keeps_nobody_from_training(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    for module in ("sockets", "server"):
+        monkeypatch.setattr(f"torch_lms.live.{module}.folder", lambda: tmp_path)
+    monkeypatch.setenv("TORCH_LMS_WATCH", "1")
+    with torch_lms.session(limit="1GB", device="cpu"):
+        assert "nobody can watch this process" in caplog.text
 
 
 def test_a_process_that_is_stopped_and_then_killed(tmp_path: Path) -> None:
@@ -175,18 +211,12 @@ def test_a_fork_lets_go_of_it(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_the_sockets_go_with_the_session(tmp_path: Path) -> None:
-    program = """
-import os, torch_lms
-from torch_lms.live.sockets import socket_of
-for _ in range(2):
-    with torch_lms.session(limit="1GB", device="cpu"):
-        assert socket_of(os.getpid()).exists()
-    assert not socket_of(os.getpid()).exists()
-"""
-    environment = {**os.environ, "TORCH_LMS_WATCH": "1"}
-    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+def test_the_sockets_go_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_WATCH", "1")
+    for _ in range(2):
+        with torch_lms.session(limit="1GB", device="cpu"):
+            assert socket_of(os.getpid()).exists()
+        assert not socket_of(os.getpid()).exists()
 
 
 def test_one_that_answers_in_another_version(tmp_path: Path) -> None:

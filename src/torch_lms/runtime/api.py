@@ -44,6 +44,7 @@ class Lms:
     """
 
     def __init__(self, options: Options, given: dict[str, Any]) -> None:
+        may_be_watched = _may_be_watched()
         self.given = given
         self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
         self._step_times = StepTimes()
@@ -58,7 +59,7 @@ class Lms:
                 "a tensor that is away, it crashes or raises",
                 ", ".join(older),
             )
-        self._server = _server_if_asked(self.reading)
+        self._server = _server(self.reading) if may_be_watched else None
 
     def stats(self, *, floor: bool = False) -> Stats:
         """What happened so far.
@@ -364,17 +365,20 @@ def _interposer() -> load.Found:
     return found
 
 
-def _server_if_asked(read: Callable[[], Reading | None]) -> Server | None:
-    """Lets ``torch-lms watch`` see the session, if the environment asks for it."""
+def _may_be_watched() -> bool:
+    """Whether the environment asks for a socket that ``torch-lms watch`` can connect to."""
     asked = os.environ.get("TORCH_LMS_WATCH", "0")
     if asked not in ("0", "1"):
         raise UsageError(f"TORCH_LMS_WATCH must be 1, to let other processes of this user watch, or 0; got {asked!r}")
-    if asked == "0":
-        return None
+    return asked == "1"
+
+
+def _server(read: Callable[[], Reading | None]) -> Server | None:
+    """None where no socket can be made: that keeps nobody from training."""
     try:
         return Server(read)
-    except OSError as error:
-        _log.warning("nobody can watch this process: its socket cannot be made: %s", error)
+    except (OSError, UsageError) as error:
+        _log.warning("nobody can watch this process, since its socket cannot be made: %s", error)
         return None
 
 
