@@ -153,6 +153,10 @@ def test_rows_of_a_terminal_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.read_all()
     assert "small" not in terminal.rows
     assert [row for row in terminal.rows if row][-2:] == ["still here", "the end"]
+    terminal.resize(3, 40)
+    assert kept.paint(["too small"])
+    terminal.read_all()
+    assert "too small" not in terminal.rows
     monkeypatch.setenv("TERM", "dumb")
     assert not can_be_painted(fd, 3)
     terminal.close()

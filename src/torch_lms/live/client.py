@@ -51,6 +51,9 @@ def _connected(pid: int) -> socket.socket:
             f"process {pid} cannot be watched: {path} was left by another process of this number that was killed, "
             "and may be removed"
         ) from None
+    except FileNotFoundError:
+        connection.close()
+        raise UsageError(f"process {pid} cannot be watched any more: its session has just ended") from None
     if user_at_the_other_end(connection) != os.geteuid():
         connection.close()
         raise UsageError(f"process {pid} cannot be watched: another user's process answers at {path}")

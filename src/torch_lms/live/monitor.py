@@ -108,7 +108,10 @@ class _Rows:
     def __call__(self, reading: Reading) -> bool:
         pace = pace_between(self._before, reading)
         self._before = reading
-        return self._rows.paint(_rendered(reading, pace, self._rows.width))
+        try:
+            return self._rows.paint(_rendered(reading, pace, self._rows.width))
+        except OSError:  # the terminal is gone
+            return False
 
     def end(self, reading: Reading | None) -> None:
         """Give the rows back, and tell of all that happened in one line."""

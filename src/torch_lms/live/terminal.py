@@ -51,8 +51,12 @@ class LastRows:
         return os.get_terminal_size(self._fd).columns - 1
 
     def paint(self, lines: Sequence[str]) -> bool:
-        """Show ``lines``, as wide as ``width`` at most. Whether that could be."""
+        """Show ``lines``, as wide as ``width`` at most; nothing in a terminal that has become too small. Whether it is
+        there at all.
+        """
         height = _height(self._fd)
+        if height <= self._rows:
+            return True
         claim = "" if height == self._height else self._claim(height)
         self._height = height
         return write(self._fd, f"{claim}{_SAVE}{self._painted(lines)}{_RESTORE}")
