@@ -17,6 +17,9 @@ TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 NATIVE_TORCH = TORCH[2:]
 """Those that have a dispatch key for the native interposer."""
 
+QUIET_MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
+"""mkdocs-material tells of its successor at each run; it is kept up until May 2027."""
+
 nox.options.sessions = ["lint", "types", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
@@ -80,6 +83,13 @@ def wheels(session: nox.Session) -> None:
     session.install("build")
     session.run("python", "-m", "build", "--wheel")
     shutil.rmtree(Path("src", "torch_lms", "native", "lib"))
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, in build/site, to be read there without a network. A dead link fails it."""
+    install(session, "-e", ".[docs]")
+    session.run("mkdocs", *(session.posargs or ["build"]), env=QUIET_MKDOCS)
 
 
 @nox.session

@@ -30,7 +30,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DESIGN = ROOT / "docs" / "design.md"
 FOLDERS = ("src", "tests", "benchmarks", "examples")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/**/*.md")
 KINDS = ("word", "name", "part", "prefix", "file")
 
 NOT_READ = frozenset({"tests/old_words.py", "tests/pure/test_old_words.py"})

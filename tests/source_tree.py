@@ -18,6 +18,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "renamed": frozenset(),
     "import_hooks": frozenset(),
     "units": frozenset({"errors"}),
+    "live": GROUND,
     "native": GROUND,
     "trace": GROUND,
     "machine": GROUND,
@@ -30,11 +31,11 @@ FLOORS: dict[str, frozenset[str]] = {
     "planner": MODELS | {"engine", "sim"},
     "stores": MODELS,
     "capture": MODELS | {"engine"},
-    "runtime": MECHANISMS | {"sim", "planner"},
+    "runtime": MECHANISMS | {"sim", "planner", "live"},
     "report": GROUND | {"timeline", "machine"},
     "compiler": frozenset({"capture", "runtime"}),
     "compat": MECHANISMS | {"planner", "runtime"},
-    "notebook": frozenset({"units", "runtime"}),
+    "notebook": frozenset({"units", "live", "runtime"}),
     "output": frozenset(),
     "named_values": frozenset({"errors"}),
     "plugins": frozenset({"errors"}),
@@ -46,7 +47,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "transformers": frozenset({"figures", "targets"}),
     "lightning": frozenset({"figures", "targets"}),
     "cli": MECHANISMS
-    | {"planner", "runtime", "sim", "report", "compat"}
+    | {"planner", "runtime", "sim", "report", "compat", "live"}
     | {"output", "named_values", "plugins", "targets", "answers", "demo"},
     "__main__": frozenset({"cli"}),
 }

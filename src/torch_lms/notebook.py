@@ -6,7 +6,8 @@ The line also names tensors that only the notebook's outputs (``Out[3]``) may ho
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch_lms.units import format_bytes, format_seconds
+from torch_lms.live import moved_and_held
+from torch_lms.units import format_bytes
 
 if TYPE_CHECKING:
     from torch_lms.runtime.session import Session
@@ -73,10 +74,7 @@ def cell_line(before: "Stats | None", after: "Stats", outputs: Mapping[str, int]
         evicted -= before.evicted_bytes
         fetched -= before.fetched_bytes
         stall_s -= before.stall_s
-    line = (
-        f"LMS: out {format_bytes(evicted)}, in {format_bytes(fetched)}, waited {format_seconds(stall_s)}; peak so far "
-        f"{format_bytes(after.peak_resident_bytes)}, limit {format_bytes(after.limit_bytes)}"
-    )
+    line = f"LMS: {moved_and_held(evicted, fetched, stall_s, after.peak_resident_bytes, after.limit_bytes)}"
     if not outputs:
         return line
     largest = sorted(outputs, key=lambda name: -outputs[name])[:_MAX_OUTPUTS]

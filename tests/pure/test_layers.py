@@ -30,7 +30,7 @@ USERS_OF_THE_PACKAGE = frozenset({"cli", "demo", "figures", "keras", "transforme
 PUBLIC_TO_WORKLOADS = frozenset(
     {
         *("torch_lms", "torch_lms.errors", "torch_lms.units"),
-        *("torch_lms.output", "torch_lms.named_values", "torch_lms.targets", "torch_lms.answers"),
+        *("torch_lms.output", "torch_lms.named_values", "torch_lms.targets", "torch_lms.answers", "torch_lms.live"),
     }
 )
 """What the second package may import of this one, and a package of a user's that brings commands, too."""
@@ -58,6 +58,7 @@ WITHOUT_TORCH = [
     "torch_lms.answers",
     "torch_lms.demo",
     "torch_lms.figures",
+    "torch_lms.live",
     "torch_lms.notebook",
     "torch_lms.cli.main",
 ]

@@ -19,6 +19,7 @@ from torch_lms.plugins import COMMANDS_GROUP, installed, loaded, summary_of
 COMMANDS = {
     "demo": "Watch stock PyTorch run out of memory on a brain scan, and LMS train on it, equal to the bit.",
     "run": "Run a Python script or module, unmodified, with LMS on.",
+    "watch": "Show what LMS does in another process while it runs.",
     "trace": "Summarize a recorded step: how much it holds when, and who holds the peak.",
     "plan": "Will it fit, and how fast? On this machine, or on one of a catalogue.",
     "doctor": "Show what this machine has: device, memory, limits, speed of every link.",

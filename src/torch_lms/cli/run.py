@@ -74,6 +74,8 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
     help="Write what the last step did when to FILE, for ui.perfetto.dev.",
 )
 @json_option
+@click.option("--live", "is_live", is_flag=True, help="Show on standard error what LMS does while the script runs.")
+@click.option("--watch", "is_watched", is_flag=True, help="Let `torch-lms watch PID` show it in another terminal.")
 @click.option("--no-compile", is_flag=True, help="Let torch.compile do nothing: every operation runs eagerly.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.argument("script")
@@ -83,6 +85,8 @@ def command(
     arguments: tuple[str, ...],
     is_module: bool,
     no_compile: bool,
+    is_live: bool,
+    is_watched: bool,
     spill_dir: Path | None,
     device: str | None,
     policy: str | None,
@@ -113,11 +117,16 @@ def command(
         options["tune"] = tune
     if no_compile:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    if is_watched:
+        os.environ["TORCH_LMS_WATCH"] = "1"
     targets = _Targets(stats_to, trace_to, timeline_to, json_to)
     if not is_module:
         script = _found(script)
+    run = _Run(script, arguments, options, is_launcher(script), is_live)
+    if run.is_launcher and is_live:
+        raise click.UsageError("--live shows one process, and this starts several: give --watch, and watch one of them")
     cover(options, stats_to)
-    return partial(_run, _Run(script, arguments, options, is_launcher(script)), is_module, targets)
+    return partial(_run, run, is_module, targets)
 
 
 def _found(script: str) -> str:
@@ -150,14 +159,15 @@ class _Targets:
 class _Run:
     """What is known of the run.
 
-    ``is_launcher``: it starts ranks, and needs no LMS itself. ``started`` is whether the script has imported torch, and
-    LMS is or was on. ``pid`` tells the script from its forks.
+    ``is_launcher``: it starts ranks, and needs no LMS itself. ``is_live``: it is shown while it runs. ``started`` is
+    whether the script has imported torch, and LMS is or was on. ``pid`` tells the script from its forks.
     """
 
     script: str
     arguments: tuple[str, ...]
     options: dict[str, Any]
     is_launcher: bool = False
+    is_live: bool = False
     exit_code: int = 0
     started: bool = False
     pid: int = field(default_factory=os.getpid)
@@ -180,13 +190,17 @@ def _enable(run: _Run) -> None:
     if os.getpid() != run.pid:  # a child, forked before the script imported torch
         return
     import torch_lms.compat  # noqa: F401  # IBM's names on torch.cuda, for scripts of 2019
-    from torch_lms.runtime.api import enable_for_script
+    from torch_lms.runtime.api import enable_for_script, reading
 
     try:
         enable_for_script(**run.options)
     except LmsError as error:
         raise SystemExit(explain(error)) from None
     run.started = True
+    if run.is_live:
+        from torch_lms.live.monitor import show_until_exit
+
+        show_until_exit(reading)
 
 
 def _write_results(run: _Run, targets: _Targets) -> None:

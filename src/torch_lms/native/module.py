@@ -88,6 +88,11 @@ class Native(Protocol):
         not begun.
         """
 
+    def progress(self) -> tuple[int, list[int], tuple[int, ...]] | None:
+        """Bytes on the device and in each tier now, and the fields of ``policy.Counts`` since ``follow``; None if no
+        plan is followed.
+        """
+
     def take_over(self) -> tuple[Any, ...]:
         """From here on none does. What passed: a journal and how many operations are in it, then the fields of
         ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of

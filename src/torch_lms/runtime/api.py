@@ -2,14 +2,15 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
-from torch_lms.errors import SessionError
+from torch_lms.errors import SessionError, UsageError
+from torch_lms.live import Reading, Server
 from torch_lms.native import load
 from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
@@ -18,8 +19,10 @@ from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.interposer import refuse_inside_other_modes
 from torch_lms.runtime.options import Options, check
+from torch_lms.runtime.readings import take_reading
 from torch_lms.runtime.session import Session
 from torch_lms.runtime.stats import Stats, Step
+from torch_lms.runtime.step_times import StepTimes
 from torch_lms.runtime.steps import StepHooks
 from torch_lms.runtime.streams import StreamExecutor
 from torch_lms.runtime.torch_version import warn_if_untested
@@ -41,11 +44,11 @@ class Lms:
     """
 
     def __init__(self, options: Options, given: dict[str, Any]) -> None:
+        may_be_watched = _may_be_watched()
         self.given = given
         self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
-        self._steps = StepHooks(
-            self._session.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting
-        )
+        self._step_times = StepTimes()
+        self._steps = StepHooks(self.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting)
         self._threads = threads.ThreadHook(self._session.interposer)
         self._steps.install()
         self._threads.install()
@@ -56,6 +59,7 @@ class Lms:
                 "a tensor that is away, it crashes or raises",
                 ", ".join(older),
             )
+        self._server = _server(self.reading) if may_be_watched else None
 
     def stats(self, *, floor: bool = False) -> Stats:
         """What happened so far.
@@ -66,6 +70,11 @@ class Lms:
         """
         stats = self._session.stats()
         return replace(stats, traffic_ratio=self._session.traffic_ratio()) if floor else stats
+
+    def reading(self) -> Reading | None:
+        """What is shown of it while it runs; None once it has ended. Any thread may ask."""
+        with self._session.lock:
+            return take_reading(self._session, self._step_times) if self._session.active else None
 
     def trace(self) -> Trace:
         """What the last step did in which room was short (``torch_lms.trace.save`` writes it to a file).
@@ -92,6 +101,7 @@ class Lms:
     def step(self) -> None:
         """A step ends here (otherwise boundaries are found: see N14)."""
         self._session.step()
+        self._step_times.ended()
 
     def reclaim(self) -> None:
         """Evict whatever is not in use."""
@@ -115,6 +125,8 @@ class Lms:
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._server is not None:
+            self._server.close()
         self._threads.uninstall()
         self._steps.uninstall()
         self._session.interposer.detach()
@@ -236,6 +248,11 @@ def stats() -> Stats:
     return _running.stats() if _running is not None else _last_stats
 
 
+def reading() -> Reading | None:
+    """What is shown of the session that is on while it runs; None if there is none."""
+    return _running.reading() if _running is not None else None
+
+
 def last_step() -> Step:
     """What is known of the last step of the session that is on, else of the last one."""
     return _running._session.last_step if _running is not None else _last_step
@@ -348,6 +365,23 @@ def _interposer() -> load.Found:
     return found
 
 
+def _may_be_watched() -> bool:
+    """Whether the environment asks for a socket that ``torch-lms watch`` can connect to."""
+    asked = os.environ.get("TORCH_LMS_WATCH", "0")
+    if asked not in ("0", "1"):
+        raise UsageError(f"TORCH_LMS_WATCH must be 1, to let other processes of this user watch, or 0; got {asked!r}")
+    return asked == "1"
+
+
+def _server(read: Callable[[], Reading | None]) -> Server | None:
+    """None where no socket can be made: that keeps nobody from training."""
+    try:
+        return Server(read)
+    except (OSError, UsageError) as error:
+        _log.warning("nobody can watch this process, since its socket cannot be made: %s", error)
+        return None
+
+
 def _new_executor(device: torch.device, options: Options) -> Executor:
     disk = DiskStore(options.spill_dir)
     if device.type == "cpu":
@@ -370,6 +404,8 @@ def _after_fork_in_child() -> None:
     global _running
     if _running is not None:
         running, _running = _running, None
+        if running._server is not None:
+            running._server.let_go()
         if not running._session.after_fork_in_child():
             running._let_go()
 

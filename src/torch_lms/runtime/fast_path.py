@@ -2,11 +2,27 @@
 
 from collections.abc import Callable
 from threading import RLock, get_ident
+from typing import NamedTuple
 
 from torch_lms.capture.registry import Entry
 from torch_lms.engine import Engine
+from torch_lms.policy import Counts
 from torch_lms.residency import PageId
 from torch_lms.runtime.page_table import PageTable, has_any_other_size, pages_of
+
+
+class Progress(NamedTuple):
+    """Moves that the books do not know of yet.
+
+    Attributes:
+        resident, host, disk: bytes of pages in each tier now.
+        counts: of the moves.
+    """
+
+    resident: int
+    host: int
+    disk: int
+    counts: Counts
 
 
 class FastPath:
@@ -115,6 +131,10 @@ class FastPath:
     def take_over(self) -> bool:
         """From now on no operation passes unseen. Whether some could until now: then the books are up to date."""
         return False
+
+    def progress(self) -> Progress | None:
+        """What has become of it since the books were last brought up to date; None if they are."""
+        return None
 
     def abandon(self) -> None:
         """The session is over, or this is a forked child: it is closed, and nobody is on it."""

@@ -20,7 +20,7 @@ from torch_lms.pager import Pager
 from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor
 from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
-from torch_lms.runtime.fast_path import FastPath
+from torch_lms.runtime.fast_path import FastPath, Progress
 from torch_lms.runtime.interposer import Interposer
 from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
@@ -195,8 +195,7 @@ class NativeFastPath(FastPath):
             self._tell_streams(backend, list(moved))
             return True
 
-        lower = dict(zip(self._tiers, held, strict=False))
-        levels = resident, lower.get(Tier.HOST, 0), lower.get(Tier.DISK, 0)
+        levels = resident, *self._lower(held)
         halt = Halt(Stretch(journaled, journal, self._since), self._tick + ops - 1, op, tuple(pages), *levels)
         are_there = False
         try:
@@ -238,6 +237,18 @@ class NativeFastPath(FastPath):
                 backend.forget(entry)  # its engine has not heard of it
         self._pin(self._entries_of(running))
         return True
+
+    def progress(self) -> Progress | None:
+        found = self._native.progress() if self._followed is not None else None
+        if found is None:
+            return None
+        resident, held, counts = found
+        return Progress(resident, *self._lower(held), Counts(*counts))
+
+    def _lower(self, held: list[int]) -> tuple[int, int]:
+        """Bytes in host memory and on disk."""
+        by_tier = dict(zip(self._tiers, held, strict=False))
+        return by_tier.get(Tier.HOST, 0), by_tier.get(Tier.DISK, 0)
 
     def _tier_of(self, number: int) -> Tier | None:
         return None if number < 0 else self._tiers[number]

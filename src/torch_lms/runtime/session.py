@@ -528,8 +528,33 @@ class Session(PageOwner):
 
     def stats(self) -> Stats:
         """The figures now."""
-        with self.standing_still() as backends:
-            figures = collecting.collect(backends, self._default.engine.pager.policy.name, self._holds.loans)
+        with self.standing_still():
+            return self._figures()
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[tuple[list[DeviceBackend], Stats]]:
+        """Its devices so far, of which nothing changes inside, and the figures. Births and deaths while a plan is
+        followed are not in them: to ask for these in the midst of a step may end that the step follows its plan (N25).
+        """
+        with self.lock:
+            if self.fast_path.is_open:
+                self._reap()
+            figures, since = self._figures(), self.fast_path.progress()
+            if since is not None:
+                figures = replace(
+                    figures,
+                    resident_bytes=since.resident,
+                    host_bytes=since.host,
+                    disk_bytes=since.disk,
+                    evictions=figures.evictions + since.counts.evictions,
+                    evicted_bytes=figures.evicted_bytes + since.counts.evicted_bytes,
+                    fetches=figures.fetches + since.counts.fetches,
+                    fetched_bytes=figures.fetched_bytes + since.counts.fetched_bytes,
+                )
+            yield self._table.backends, figures
+
+    def _figures(self) -> Stats:
+        figures = collecting.collect(self._table.backends, self._default.engine.pager.policy.name, self._holds.loans)
         return replace(figures, interposer=self.interposer.name, interposer_reason=self.interposer.reason)
 
     def traffic_ratio(self) -> float | None:

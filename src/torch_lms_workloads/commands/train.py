@@ -1,6 +1,7 @@
 """Train a network on your data, also where it does not fit: to its metric, resumable, on one device or many."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,9 +56,12 @@ AT_LEAST_ONE = click.IntRange(1)
     show_default=True,
     help="auto: run on the processors near the GPU.",
 )
+@click.option("--live", is_flag=True, help="Show on standard error what LMS does meanwhile, of the first rank.")
 @paging_options
 @json_option
-def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) -> Callable[[], NoReturn] | None:
+def command(
+    workload: str, numa: str, live: bool, json_to: JsonTarget | None, **given: Any
+) -> Callable[[], NoReturn] | None:
     """Train WORKLOAD: a name that `torch-lms plan` knows, or file.py:name of a workload of your own.
 
     Under torchrun the same command trains on several devices.
@@ -71,7 +75,11 @@ def command(workload: str, numa: str, json_to: JsonTarget | None, **given: Any) 
         bound = bind_near(ranks.device())
         if bound is not None:
             say(bound)
-    setup = set_up(target, Request(paging=paging_of(given), **given), ranks)
+    paging = paging_of(given)
+    if live and not paging.is_on:
+        raise click.UsageError("--live shows what LMS does: omit --no-lms")
+    paging = replace(paging, is_live=live and ranks.is_first)
+    setup = set_up(target, Request(paging=paging, **given), ranks)
     what = f"at size {setup.recipe.size}, batch {setup.recipe.batch}"
     with explained(setup.request.paging, setup.device, what, partial(size_that_fits, setup)):
         result = train(setup, say)

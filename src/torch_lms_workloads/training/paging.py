@@ -3,13 +3,14 @@
 import gc
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 import torch_lms
+from torch_lms.live import Reading, shown
 
 
 class Session(Protocol):
@@ -17,6 +18,9 @@ class Session(Protocol):
 
     def stats(self) -> torch_lms.Stats:
         """What happened so far."""
+
+    def reading(self) -> Reading | None:
+        """What is shown of it while it runs."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Paging:
         is_on: whether there is to be LMS at all.
         limit: of device memory, as ``torch_lms.enable`` takes it.
         policy: the same.
+        is_live: whether it is shown while it runs.
     """
 
     is_on: bool = True
     limit: str = "auto"
     policy: str = "planned"
+    is_live: bool = False
 
     @contextmanager
     def session(self, device: torch.device) -> Iterator[Session | None]:
@@ -40,7 +46,8 @@ class Paging:
             return
         with torch_lms.session(limit=self.limit, policy=self.policy, device=device.type) as lms:
             try:
-                yield lms
+                with shown(lms.reading) if self.is_live else nullcontext():
+                    yield lms
             except BaseException as error:
                 traceback.clear_frames(error.__traceback__)
                 raise

@@ -477,6 +477,28 @@ void moved(bool are_all, size_t count, PageId failed, int state) {
   });
 }
 
+py::tuple as_counts(const Done& done) {
+  return py::make_tuple(
+      done.evictions, done.evicted_bytes, done.fetches, done.fetched_bytes, done.clean_drops, done.from_one,
+      done.from_some, done.from_all);
+}
+
+// Bytes on the device and in each lower tier, and what was moved since Python handed over. None if no plan is followed.
+py::object progress() {
+  bool is_following = false;
+  Account account;
+  Done done;
+  locked([&](Interposer& all) {
+    is_following = all.is_following;
+    account = all.pages.account(all.following.device());
+    done = all.following.moving.done;
+  });
+  if (!is_following) {
+    return py::none();
+  }
+  return py::make_tuple(account.resident, account.held, as_counts(done));
+}
+
 py::object take_over() {
   std::vector<std::pair<Living, int>> born;
   std::vector<std::tuple<uint64_t, PageId, int64_t, int64_t>> touched;
@@ -527,12 +549,9 @@ py::object take_over() {
     uses.append(py::make_tuple(id, tick, writes));
   }
   const auto& [due, to_evict, to_fetch, none] = lists;
-  const auto counts = py::make_tuple(
-      done.evictions, done.evicted_bytes, done.fetches, done.fetched_bytes, done.clean_drops, done.from_one,
-      done.from_some, done.from_all);
   return py::make_tuple(
       passed.journal, passed.journaled, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths,
-      account.peak, account.resident_peak, moved, counts, py::make_tuple(due, to_evict, to_fetch), stale, running);
+      account.peak, account.resident_peak, moved, as_counts(done), py::make_tuple(due, to_evict, to_fetch), stale, running);
 }
 
 }  // namespace
@@ -549,6 +568,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("follow", &follow);
   module.def("move", &move);
   module.def("moved", &moved);
+  module.def("progress", &progress);
   module.def("take_over", &take_over);
   module.def("claim", [](const std::string& key) { interposer().claim(key); });
   module.def("start", &start);
