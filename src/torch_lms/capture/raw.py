@@ -25,10 +25,8 @@ _Roads = dict[Any, tuple[str, ...]]
 """Names of functions, by where they stand."""
 
 _READ: _Roads = {torch.Tensor: ("tolist", "__repr__"), torch.UntypedStorage: ("_write_file",)}
-_WRITTEN: _Roads = {
-    torch.Tensor: ("apply_", "map_", "map2_"),
-    torch.UntypedStorage: ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap"),
-}
+_WRITTEN: _Roads = {torch.Tensor: ("apply_", "map_", "map2_")}
+_WRITTEN_AS_BYTES: _Roads = {torch.UntypedStorage: ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")}
 _ADDRESS: _Roads = {
     torch.Tensor: ("data_ptr", "const_data_ptr"),
     torch.UntypedStorage: ("data_ptr",),
@@ -90,6 +88,7 @@ class RawPatches:
         """Put the patches in place."""
         self._around_all(_READ, self._reading)
         self._around_all(_WRITTEN, self._writing)
+        self._around_all(_WRITTEN_AS_BYTES, self._writing_bytes)
         self._around_all(_ADDRESS, self._asking_address)
         self._around_all(_DLPACK, self._packing)
         self._around_all(_GIVEN_AWAY, self._exporting(ESCAPED))
@@ -168,6 +167,13 @@ class RawPatches:
 
     def _writing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._touching(self._known(args), written=True):
+            return call(*args, **kwargs)
+
+    def _writing_bytes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Storages copy each other by tensors of bytes, which die at once: to see them would be to keep both for good."""
+        target = self._known(args[:1])
+        sources = [entry for entry in self._known((*args[1:], *kwargs.values())) if entry not in target]
+        with self._touching(sources, written=False), self._touching(target, written=True), self._told.unseen():
             return call(*args, **kwargs)
 
     def _reading_number(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
