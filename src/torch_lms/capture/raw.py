@@ -14,6 +14,7 @@ import torch.jit._script
 import torch.utils.dlpack
 
 from torch_lms.capture.composites import Composites
+from torch_lms.capture.loading import Loading
 from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
@@ -82,6 +83,7 @@ class RawPatches:
         self._kind = kind
         self._patches = Patches()
         self._composites = Composites(self._holding)
+        self._loading = Loading(told)
         self._borrowers = threading.local()
 
     def install(self) -> None:
@@ -102,6 +104,7 @@ class RawPatches:
         self._patch_interface()
         self._patch_scripts()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
+        self._loading.install(self._patches)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
         self._patch_once_imported("triton.runtime.jit", self._patch_triton)
         self._patch_once_imported("torch._subclasses.meta_utils", self._patch_meta_utils)
@@ -170,7 +173,7 @@ class RawPatches:
             return call(*args, **kwargs)
 
     def _writing_bytes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Storages copy each other by tensors of bytes, which die at once: to see them would be to keep both for good."""
+        """Storages copy each other by tensors of bytes, which die at once: seen, they would have both stay for good."""
         target = self._known(args[:1])
         sources = [entry for entry in self._known((*args[1:], *kwargs.values())) if entry not in target]
         with self._touching(sources, written=False), self._touching(target, written=True), self._told.unseen():
@@ -239,7 +242,11 @@ class RawPatches:
         return borrower
 
     def _indexing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(args[-1], slice):  # a slice of a storage is its memory, too
+        if isinstance(args[-1], slice):
+            part = self._loading.part(call, *args)
+            if part is not None:
+                return part
+            # a slice of a storage is its memory, too
             self._export(args, ESCAPED)
             return call(*args, **kwargs)
         return self._reading(call, args, kwargs)
