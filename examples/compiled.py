@@ -1,7 +1,8 @@
 """A compiled model that does not fit: python examples/compiled.py
 
-As a whole it would be one operation, and all that it needs on the device at once. The backend "lms" cuts it into pieces,
-which Inductor compiles. LMS is on before the model is called for the first time, since its limit says how small they are.
+As a whole it would be one operation, and all that it needs on the device at once. The backend "lms" cuts it into
+pieces, which Inductor compiles. LMS is on before the model is called for the first time, since its limit says how small
+they are.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """A training loop with one line for LMS: python examples/plain_pytorch.py
 
-The step needs about 37 MB of tensors; they stay within 12 MB here, since the line says so. In a program of your own leave
-``limit`` out, so that nothing moves before memory runs short.
+The step needs about 37 MB of tensors; they stay within 12 MB here, since the line says so. In a program of your own
+leave ``limit`` out, so that nothing moves before memory runs short.
 """
 
 import torch
