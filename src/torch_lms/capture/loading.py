@@ -1,4 +1,4 @@
-"""What is loaded has memory of its own, though its storages refuse to be resized: it is paged all the same (N12)."""
+"""What is loaded on the CPU has memory of its own, though its storages refuse to be resized: it is paged (N12)."""
 
 import sys
 import weakref

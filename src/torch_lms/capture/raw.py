@@ -104,13 +104,13 @@ class RawPatches:
         self._patch_interface()
         self._patch_scripts()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
-        self._loading.install(self._patches)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
         self._patch_once_imported("triton.runtime.jit", self._patch_triton)
         self._patch_once_imported("torch._subclasses.meta_utils", self._patch_meta_utils)
         self._patch_once_imported("torch._subclasses.fake_tensor", self._patch_fake_tensor)
         if self._kind == "cpu":
             self._composites.install()
+            self._loading.install(self._patches)
         if self._kind == "cuda":
             for owner, name in _GRAPHS:
                 patch(owner, name, _refusing_graphs)
