@@ -405,20 +405,42 @@ def test_no_compile_makes_torch_compile_eager(desk: Desk) -> None:
     assert desk.run(LMS, "--no-compile", script).stdout == "True\n"
 
 
-def test_multiprocessing_with_torch(desk: Desk) -> None:
-    text = """
-import torch
+SPAWNED = """
+import sys, torch
 import torch.multiprocessing as mp
+from torch import nn
 
-def work(rank, queue):
-    queue.put(torch.full((1 << 19,), float(rank)).sum().item())
+def work(number, queue):
+    torch.manual_seed(number)
+    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
+    with torch.no_grad():
+        queue.put((number, model(torch.randn(64, 256)).double().sum().item()))
 
 if __name__ == "__main__":
-    queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(work, (queue,), nprocs=2)
+    context = mp.get_context(sys.argv[1])
+    queue = context.SimpleQueue()
+    if sys.argv[1] == "spawn":
+        mp.spawn(work, (queue,), nprocs=2)
+    else:
+        mp.start_processes(work, (queue,), nprocs=2, start_method=sys.argv[1])
     print(sorted([queue.get(), queue.get()]))
 """
-    assert desk.alike(desk.write("spawned.py", text)).stdout == "[0.0, 524288.0]\n"
+
+
+def test_spawned_processes_have_lms(desk: Desk) -> None:
+    script = desk.write("spawned.py", SPAWNED)
+    expected = desk.run(PYTHON, script, "spawn")
+    limited = ["--limit", "600KB", "--min-size", "1KiB", "--stats", "stats.json"]
+    ended = desk.run(LMS, *limited, script, "spawn")
+    assert (expected.code, ended.code, ended.stdout) == (0, 0, expected.stdout), ended.stderr
+    for number in (0, 1):
+        assert f"LMS is on in rank {number}" in ended.stderr
+        stats = json.loads((desk.directory / f"stats.rank{number}.json").read_text())
+        assert stats["evictions"] > 0
+        assert stats["peak_resident_bytes"] <= 600_000
+    forked = desk.run(LMS, *limited, script, "fork")
+    assert (forked.code, forked.stdout) == (0, expected.stdout)
+    assert "2 processes run without LMS, since they are forked" in forked.stderr
 
 
 RANK = """

@@ -198,3 +198,15 @@ def test_small_buffers_that_a_region_wrote_are_put_back() -> None:
     with failing_once(2), torch_lms.session(limit=0, min_size=1024) as lms:
         assert same_bits(run(), expected)
         assert lms.stats().recoveries == 1
+
+
+def test_room_for_what_the_first_call_of_a_region_returns() -> None:
+    """As much is expected as it is given."""
+    compiled = torch.compile(lambda x: x.sin().cos())
+    nbytes = 256 * 256 * 4
+    with torch_lms.session(limit=3 * nbytes, min_size=1024) as lms:
+        pages = [torch.randn(256, 256) for _ in range(3)]
+        result = compiled(pages[0])
+        assert lms.stats().peak_resident_bytes <= 3 * nbytes
+        torch.testing.assert_close(result, pages[0].sin().cos())
+        lms.validate()

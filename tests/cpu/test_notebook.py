@@ -69,7 +69,12 @@ def test_a_line_after_each_cell_while_lms_is_on(shell: Any, capsys: pytest.Captu
 def test_outputs_that_hold_tensors_are_named(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     ran(shell, "%load_ext torch_lms\nimport torch, torch_lms\ntorch_lms.enable(limit='14MB')", capsys)
     held = ran(shell, "{'map': torch.zeros(1 << 20)}", capsys)
-    assert f"outputs hold Out[{shell.execution_count - 1}] 4.19 MB" in line_of(held)
+    name = f"Out[{shell.execution_count - 1}]"
+    assert f"outputs hold {name} 4.19 MB" in line_of(held)
+    assert torch_lms.stats().held_outputs == {name: 4 << 20}
+    assert f"outputs hold   {name} 4.19 MB" in str(torch_lms.stats())
+    shell.user_ns["Out"].clear()
+    assert torch_lms.stats().held_outputs == {"_": 4 << 20}
     assert "outputs" not in line_of(ran(shell, "%reset -f out", capsys))
     assert "outputs" not in line_of(ran(shell, "torch.zeros(1 << 20);", capsys)), "a semicolon holds nothing"
 

@@ -285,3 +285,17 @@ def test_lazy_parameters_are_met_once_they_exist(lms: api.Lms) -> None:
     assert layer(torch.ones(16, 64)).shape == (16, 64)
     torch_lms.reclaim()
     assert torch._C.StorageBase.nbytes(layer.weight.untyped_storage()) == 0
+
+
+def test_what_is_copied_as_a_storage_can_leave_again(lms: api.Lms) -> None:
+    """As ``deepcopy`` of an optimizer's state copies it."""
+    tensor = evicted()
+    state = {"state": {0: {"exp_avg": tensor}}}
+    copied = copy.deepcopy(state)["state"][0]["exp_avg"] + 0
+    other = evicted()
+    other.untyped_storage().copy_(src=tensor.untyped_storage())
+    torch_lms.reclaim()
+    for each in (tensor, copied, other):
+        assert torch._C.StorageBase.nbytes(each.untyped_storage()) == 0
+        assert torch.equal(each, numbers())
+    assert not lms.stats().unpaged_bytes

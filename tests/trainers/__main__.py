@@ -26,7 +26,6 @@ BEGIN, END = "<!-- begin: trainers -->", "<!-- end: trainers -->"
 AMPLE = 1 << 36
 """Bytes: no row needs as much."""
 
-MIN_SIZE = 4096
 SECONDS_PER_RUN = 1200
 
 HEAD = ("training", "versions", "demand", "limit", "peak", "bits", "planned steps", "unpaged", "verdict")
@@ -176,10 +175,10 @@ def trained(name: str, scratch: Path, limit: int | None, source: str | None) -> 
     if source is not None:
         worker += ["--source", str(Path(source).absolute())]
     if limit is not None and row.has_callback:
-        worker += ["--limit", str(limit), "--min-size", str(MIN_SIZE)]
+        worker += ["--limit", str(limit), "--min-size", str(row.min_size)]
     launched = [*row.launcher, *worker] if row.launcher else ["-m", *worker]
     if limit is not None and not row.has_callback:
-        command = ["-m", "torch_lms", "run", "--limit", str(limit), "--min-size", str(MIN_SIZE), *launched]
+        command = ["-m", "torch_lms", "run", "--limit", str(limit), "--min-size", str(row.min_size), *launched]
     elif row.launcher:
         command = [str(_program(row.launcher[0])), *launched[1:]]
     else:
@@ -219,7 +218,7 @@ def _versions(row: Row) -> str:
 
 def show(outcomes: list[Outcome]) -> None:
     """Print the table."""
-    table = Table(*HEAD, title=f"PyTorch {version('torch')}; limit: a third of the demand; smallest page: {MIN_SIZE} B")
+    table = Table(*HEAD, title=f"PyTorch {version('torch')}; limit: a third of the demand")
     for outcome in outcomes:
         table.add_row(*outcome.cells)
     console = Console()

@@ -10,11 +10,13 @@ import torch
 from PIL import Image
 
 from tests.trainers.run import Run
+from torch_lms.targets.torchvision_operators import define_torchvision_operators
 
 
 def train_script(run: Run) -> dict[str, Any]:
     """Two epochs on small images, with an average of the weights."""
     assert run.source is not None
+    define_torchvision_operators()
     _write_images(run.folder / "data")
     options = {
         "data-dir": run.folder / "data",

@@ -15,18 +15,20 @@ from torch_lms.targets.torchvision_operators import define_torchvision_operators
 
 
 def yolo(run: Run) -> dict[str, Any]:
-    """Two epochs of YOLO11n on small images."""
+    """Six epochs of YOLO11n on small images."""
     os.environ["YOLO_CONFIG_DIR"] = str(run.folder)
     define_torchvision_operators()
     from ultralytics import YOLO
 
+    _use_its_own_suppression()
     data = _write_images(run.folder / "data")
     model = YOLO("yolo11n.yaml")
     model.train(
         data=str(data),
-        epochs=2,
+        epochs=6,
         imgsz=64,
         batch=4,
+        nbs=4,  # an optimizer step for each batch
         device="cpu",
         workers=0,
         amp=False,
@@ -40,6 +42,15 @@ def yolo(run: Run) -> dict[str, Any]:
         "weights": lambda: _weights_of(run.folder / "run" / "weights" / "last.pt"),
         "losses": _losses(run.folder / "run" / "results.csv"),
     }
+
+
+def _use_its_own_suppression() -> None:
+    """Where torchvision's library is of another build of PyTorch, its ``nms`` cannot be called."""
+    import torchvision
+    from ultralytics.utils.nms import TorchNMS
+
+    if not torchvision.extension._has_ops():
+        torchvision.ops.nms = TorchNMS.nms
 
 
 def _weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -6,6 +6,9 @@ from typing import Any
 LIGHTNING = ("lightning",)
 HUGGING_FACE = ("transformers", "accelerate")
 
+MIN_SIZE = 4096
+"""Bytes of the smallest page."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -21,6 +24,7 @@ class Row:
         ranks: how many there are.
         in_ci: whether CI runs it.
         needs_source: whether it needs a checkout of the library.
+        min_size: bytes of its smallest page.
     """
 
     title: str
@@ -32,6 +36,7 @@ class Row:
     ranks: int = 1
     in_ci: bool = False
     needs_source: bool = False
+    min_size: int = MIN_SIZE
 
 
 def _by_keras(title: str, network: str, **options: Any) -> Row:
@@ -65,7 +70,12 @@ ROWS = {
     "vit": _by_hugging_face("HF Trainer, ViT", "vit"),
     "diffusers-unet": Row("diffusers U-Net: trained, saved, sampled", "by_diffusers:unet", ("diffusers",)),
     "timm": Row("timm's train.py", "by_timm:train_script", ("timm", "torchvision"), needs_source=True),
-    "ultralytics": Row("ultralytics, YOLO11n", "by_ultralytics:yolo", ("ultralytics", "torchvision")),
+    "ultralytics": Row(
+        "ultralytics, YOLO11n",
+        "by_ultralytics:yolo",
+        ("ultralytics", "torchvision"),
+        min_size=16384,  # its loss picks as many places as there are objects: no two steps have equal pages below that
+    ),
     "monai": Row("MONAI 3D U-Net, sliding windows", "by_monai:unet", ("monai",)),
     "torchrun": _two_ranks("torchrun x 2, DDP", "torchrun", "--standalone", "--nproc-per-node", "2", "-m"),
     "accelerate": _two_ranks(

@@ -70,6 +70,7 @@ class _Region:
             where that was: nobody else needs it any more.
         new_bytes: of the pages that its last call returned.
         is_exact: whether that is all that it needs beside its arguments, as somebody knows who compiled it so.
+        has_run: whether it was called before. Else as much as it is given is expected of it.
         is_large: whether it was told that it needs more than the limit.
         ran_out: whether memory ran out in one. From then on nothing stays beside it that can leave.
     """
@@ -77,6 +78,7 @@ class _Region:
     is_backward: bool
     new_bytes: int = 0
     is_exact: bool = False
+    has_run: bool = False
     is_large: bool = False
     ran_out: bool = False
 
@@ -132,6 +134,7 @@ class CompiledRegions:
             result = self._call(call, region, inputs, entries, undo)
             made = [entry for entry in owner.entries_of((result,), is_new=True) if entry not in entries]
             region.new_bytes = sum(entry.nbytes for entry in made)
+            region.has_run = True
             self._warn_if_large(region, entries)
         finally:
             owner.end(entries, written_entries)
@@ -150,7 +153,7 @@ class CompiledRegions:
         held = sum(entry.nbytes for entry in entries)
         if region.ran_out:
             return max(region.new_bytes, self._owner.room_for_one_op(entries) - held)
-        needs_more = region.is_backward and not region.is_exact
+        needs_more = (region.is_backward or not region.has_run) and not region.is_exact
         return max(region.new_bytes, held) if needs_more else region.new_bytes
 
     def _warn_if_large(self, region: _Region, entries: list[Entry]) -> None:

@@ -111,6 +111,10 @@ class PageOwner(ABC):
         """
 
     @abstractmethod
+    def owns(self, storage: torch.UntypedStorage) -> None:
+        """Nobody else has the memory of ``storage``, even if it refuses to be resized."""
+
+    @abstractmethod
     def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
         """Whether a storage of ``nbytes``, of a tensor of ``dtype`` that an operation makes, may be a page."""
 

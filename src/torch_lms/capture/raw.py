@@ -14,6 +14,7 @@ import torch.jit._script
 import torch.utils.dlpack
 
 from torch_lms.capture.composites import Composites
+from torch_lms.capture.loading import Loading
 from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
@@ -25,10 +26,8 @@ _Roads = dict[Any, tuple[str, ...]]
 """Names of functions, by where they stand."""
 
 _READ: _Roads = {torch.Tensor: ("tolist", "__repr__"), torch.UntypedStorage: ("_write_file",)}
-_WRITTEN: _Roads = {
-    torch.Tensor: ("apply_", "map_", "map2_"),
-    torch.UntypedStorage: ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap"),
-}
+_WRITTEN: _Roads = {torch.Tensor: ("apply_", "map_", "map2_")}
+_WRITTEN_AS_BYTES: _Roads = {torch.UntypedStorage: ("__setitem__", "copy_", "fill_", "_set_from_file", "_byteswap")}
 _ADDRESS: _Roads = {
     torch.Tensor: ("data_ptr", "const_data_ptr"),
     torch.UntypedStorage: ("data_ptr",),
@@ -84,12 +83,14 @@ class RawPatches:
         self._kind = kind
         self._patches = Patches()
         self._composites = Composites(self._holding)
+        self._loading = Loading(told)
         self._borrowers = threading.local()
 
     def install(self) -> None:
         """Put the patches in place."""
         self._around_all(_READ, self._reading)
         self._around_all(_WRITTEN, self._writing)
+        self._around_all(_WRITTEN_AS_BYTES, self._writing_bytes)
         self._around_all(_ADDRESS, self._asking_address)
         self._around_all(_DLPACK, self._packing)
         self._around_all(_GIVEN_AWAY, self._exporting(ESCAPED))
@@ -109,6 +110,7 @@ class RawPatches:
         self._patch_once_imported("torch._subclasses.fake_tensor", self._patch_fake_tensor)
         if self._kind == "cpu":
             self._composites.install()
+            self._loading.install(self._patches)
         if self._kind == "cuda":
             for owner, name in _GRAPHS:
                 patch(owner, name, _refusing_graphs)
@@ -168,6 +170,13 @@ class RawPatches:
 
     def _writing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._touching(self._known(args), written=True):
+            return call(*args, **kwargs)
+
+    def _writing_bytes(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Storages copy each other by tensors of bytes, which die at once: seen, they would have both stay for good."""
+        target = self._known(args[:1])
+        sources = [entry for entry in self._known((*args[1:], *kwargs.values())) if entry not in target]
+        with self._touching(sources, written=False), self._touching(target, written=True), self._told.unseen():
             return call(*args, **kwargs)
 
     def _reading_number(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -233,7 +242,11 @@ class RawPatches:
         return borrower
 
     def _indexing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(args[-1], slice):  # a slice of a storage is its memory, too
+        if isinstance(args[-1], slice):
+            part = self._loading.part(call, *args)
+            if part is not None:
+                return part
+            # a slice of a storage is its memory, too
             self._export(args, ESCAPED)
             return call(*args, **kwargs)
         return self._reading(call, args, kwargs)

@@ -29,14 +29,17 @@ def is_launcher(script: str) -> bool:
     return os.path.basename(script) in _LAUNCHERS
 
 
+def is_rank() -> bool:
+    """Whether somebody has started this process as one."""
+    return "LOCAL_RANK" in os.environ
+
+
 def cover(options: dict[str, Any], stats_to: Path | str | None) -> None:
     """Have ranks that this process starts turn LMS on with ``options``.
 
     Args:
         stats_to: each writes its statistics to a file of its own, whose name is this with the rank before the suffix.
     """
-    if "LOCAL_RANK" in os.environ:
-        return  # this process is a rank: what it starts are its helpers
     stats = None if stats_to in (None, "-") else str(stats_to)
     os.environ[_OPTIONS] = json.dumps({"options": options, "stats": stats})
     path = os.environ.get("PYTHONPATH")
@@ -51,10 +54,15 @@ def told() -> tuple[dict[str, Any], Path | None] | None:
     if given is None:
         return None
     found = json.loads(given)
-    if found["stats"] is None:
-        return found["options"], None
-    stats_to = Path(found["stats"])
-    return found["options"], stats_to.with_stem(f"{stats_to.stem}.rank{os.environ['LOCAL_RANK']}")
+    return found["options"], stats_of_rank(found["stats"], os.environ["LOCAL_RANK"])
+
+
+def stats_of_rank(stats_to: Path | str | None, rank: str) -> Path | None:
+    """The file of a rank's statistics, if they are to be written into one."""
+    if stats_to in (None, "-"):
+        return None
+    file = Path(stats_to)
+    return file.with_stem(f"{file.stem}.rank{rank}")
 
 
 def _is_helper() -> bool:

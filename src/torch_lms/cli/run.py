@@ -15,8 +15,9 @@ import click
 
 from torch_lms.cli.deferred import once_torch_is_imported
 from torch_lms.cli.failure import explain
-from torch_lms.cli.ranks import cover, is_launcher
+from torch_lms.cli.ranks import cover, is_launcher, is_rank, stats_of_rank
 from torch_lms.cli.run_main import exit_code_of, run_as_main
+from torch_lms.cli.spawned import cover_spawned
 from torch_lms.cli.tune import tune_option
 from torch_lms.errors import LmsError
 from torch_lms.output import JsonTarget, json_option, json_target, write_json, write_text
@@ -125,7 +126,9 @@ def command(
     run = _Run(script, arguments, options, is_launcher(script), is_live)
     if run.is_launcher and is_live:
         raise click.UsageError("--live shows one process, and this starts several: give --watch, and watch one of them")
-    cover(options, stats_to)
+    if not is_rank():  # what a rank starts are its helpers
+        cover(options, stats_to)
+        cover_spawned(partial(_run_spawned, options, stats_to))
     return partial(_run, run, is_module, targets)
 
 
@@ -140,6 +143,10 @@ def run_in_rank(options: dict[str, Any], stats_to: JsonTarget | None, rank: str)
     once_torch_is_imported(partial(_enable, run))
     atexit.register(_write_results, run, _Targets(stats_to, None, None, None))
     print(f"torch-lms: LMS is on in rank {rank} once it imports torch", file=sys.stderr)
+
+
+def _run_spawned(options: dict[str, Any], stats_to: JsonTarget | None, rank: str) -> None:
+    run_in_rank(options, stats_of_rank(stats_to, rank), rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch_lms.live import Reading, Server
 from torch_lms.native import load
 from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
+from torch_lms.runtime import outputs
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
@@ -68,7 +69,7 @@ class Lms:
             floor: compare what moved with the least that had to, too (``Stats.traffic_ratio``): a linear program, which
                 takes seconds for steps of thousands of operations. Needs scipy.
         """
-        stats = self._session.stats()
+        stats = replace(self._session.stats(), held_outputs=outputs.held())
         return replace(stats, traffic_ratio=self._session.traffic_ratio()) if floor else stats
 
     def reading(self) -> Reading | None:

@@ -1,6 +1,7 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
 import threading
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -70,6 +71,7 @@ class Session(PageOwner):
         self._lost: forks.LostPages | None = None
         self._new_executor = new_executor
         self._holds = Holds()
+        self._owned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._interpose(found)
         self._default = self._table.default
         self._interrupts = Interrupts(self._interrupt)
@@ -128,6 +130,9 @@ class Session(PageOwner):
             return self._register(storage, tensor, is_new=is_new)
         return entry
 
+    def owns(self, storage: torch.UntypedStorage) -> None:
+        self._owned.add(storage)
+
     def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
         return nbytes >= self.min_size and not (self.kind == "cpu" and is_type_read_unseen(dtype, nbytes))
 
@@ -142,7 +147,7 @@ class Session(PageOwner):
             entry = self._table.find(storage)
             if entry is not None:
                 return entry
-            is_owned = is_owned or isinstance(tensor, torch.nn.Parameter)
+            is_owned = is_owned or isinstance(tensor, torch.nn.Parameter) or storage in self._owned
             if self.fast_path.is_open and not is_owned:
                 self._table.count_dead()
                 entry = self._table.add_young(storage)

@@ -59,6 +59,8 @@ class Stats:
         interposer_reason: why it is that one.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         unpaged_bytes: bytes alive now that must stay on the device, by reason.
+        held_outputs: bytes of tensors that outputs of a notebook hold now, by their names, as "Out[3]"; where
+            ``%load_ext torch_lms`` was run.
         allocations: how room for operations was found: "free", by evicting "one", "some" or "all" others, by "retry".
     """
 
@@ -91,6 +93,7 @@ class Stats:
     interposer_reason: str = ""
     recoveries: int = 0
     unpaged_bytes: dict[str, int] = field(default_factory=dict)
+    held_outputs: dict[str, int] = field(default_factory=dict)
     allocations: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,6 +105,12 @@ class Stats:
             return []
         allocated, reserved = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
         return [f"  for PyTorch    {allocated} allocated, pages and others, of {reserved} reserved"]
+
+    def _of_outputs(self) -> list[str]:
+        if not self.held_outputs:
+            return []
+        held = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.held_outputs.items())
+        return [f"  outputs hold   {held}"]
 
     def __str__(self) -> str:
         unpaged = ", ".join(f"{format_bytes(n)} {reason}" for reason, n in self.unpaged_bytes.items()) or "none"
@@ -119,5 +128,6 @@ class Stats:
                 f"{format_seconds(self.stall_s)} waited "
                 f"({self.hidden_fraction:.0%} of the copies' time was hidden)",
                 f"  cannot move    {unpaged}",
+                *self._of_outputs(),
             )
         )
