@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -43,6 +43,10 @@ class Bench:
     steps: int
 
 
+Run = Callable[[Sequence[Asked], Callable[[], object], Callable[[], Reading] | None], list[dict[str, Any]]]
+"""Makes trials: see ``process.perform``."""
+
+
 class Watcher(Protocol):
     """Whoever wants to know how it goes."""
 
@@ -66,6 +70,7 @@ class Campaign:
         expected: forecasts.
         watcher: is told.
         gpu: gives a GPU's figures; None where there is none.
+        run: makes trials.
     """
 
     bench: Bench
@@ -73,14 +78,18 @@ class Campaign:
     expected: Expected
     watcher: Watcher
     gpu: Callable[[], Reading] | None = None
-    _run: Callable[[Asked, Callable[[], object], Callable[[], Reading] | None], dict[str, Any]] = field(default=perform)
+    run: Run = field(default=perform)
 
     def sweep(self, dimension: Dimension | None, values: tuple[int, ...]) -> list[Trial]:
         """Every way at every value; at the setting's own point if there is no dimension."""
         settings = [self.bench.setting]
         if dimension is not None:
             settings = [dimension.at(self.bench.setting, value) for value in values]
-        return [self.trial(way, setting, dimension) for setting in settings for way in self._ordered_ways()]
+        trials: list[Trial] = []
+        for setting in settings:
+            for ways in self._together(setting):
+                trials += self.trials(ways, setting, dimension)
+        return trials
 
     def find(self, dimension: Dimension) -> list[Found]:
         """The largest value of ``dimension`` at which each way trains.
@@ -90,19 +99,17 @@ class Campaign:
         """
         return [self._largest(dimension, way, self._start(dimension)) for way in self._ordered_ways()]
 
-    def trial(self, way: str, setting: Setting, dimension: Dimension | None) -> Trial:
-        """One trial, or what is known of it."""
+    def trials(self, ways: Sequence[str], setting: Setting, dimension: Dimension | None) -> list[Trial]:
+        """A trial of each way, side by side, or what is known of it."""
         point = point_of(self.bench.target, setting, dimension)
-        known = self.results.find(way, point)
-        if known is not None:
-            self.watcher.ended(known, 0.0, True)
-            return known
-        began_s = time.monotonic()
-        self.watcher.begins(way, point)
-        found = self._made(way, setting, point)
-        self.results.add(found)
-        self.watcher.ended(found, time.monotonic() - began_s, False)
-        return found
+        known = {way: self.results.find(way, point) for way in ways}
+        for trial in known.values():
+            if trial is not None:
+                self.watcher.ended(trial, 0.0, True)
+        missing = [way for way in ways if known[way] is None]
+        if missing:
+            self._make(missing, setting, point)
+        return [trial for way in ways if (trial := self.results.find(way, point)) is not None]
 
     def _ordered_ways(self) -> list[str]:
         """Stock PyTorch first: the others are compared with it."""
@@ -133,23 +140,54 @@ class Campaign:
         told = 0
         if not refusal(way, self.bench.device):
             told = expected_largest(fits, takes, dimension.granule, start)
-        return largest(way, lambda value: self.trial(way, at(value), dimension), takes, dimension.granule, told, start)
 
-    def _made(self, way: str, setting: Setting, point: Point) -> Trial:
+        def run(value: int) -> Trial:
+            return self.trials([way], at(value), dimension)[0]
+
+        return largest(way, run, takes, dimension.granule, told, start)
+
+    def _together(self, setting: Setting) -> list[list[str]]:
+        """The ways by turns: those that have room beside each other take steps in turn, the others are alone.
+
+        On an accelerator a process that waits would take memory from the others.
+        """
+        ways = self._ordered_ways()
+        if self.bench.device == "cpu" and self.expected.fit_together(setting, ways):
+            return [ways]
+        return [[way] for way in ways]
+
+    def _make(self, ways: Sequence[str], setting: Setting, point: Point) -> None:
+        """Make trials, and keep what came of them."""
+        began_s = time.monotonic()
+        self.watcher.begins(", ".join(ways), point)
+        prepared = [self._prepared(way, setting, point) for way in ways]
+        asked = [self._asked(trial.way, setting) for trial in prepared if not trial.reason]
+        told = iter(self.run(asked, self.watcher.stepped, self.gpu) if asked else [])
+        for trial in prepared:
+            found = trial if trial.reason else self._finished(trial, next(told), setting)
+            self.results.add(found)
+            self.watcher.ended(found, (time.monotonic() - began_s) / len(prepared), False)
+
+    def _prepared(self, way: str, setting: Setting, point: Point) -> Trial:
+        """The trial before it is made; with a reason if it cannot be."""
         try:
             forecast = self.expected.forecast(setting, way)
-            traced = self.expected.traced(setting, way)
+            item = self.expected.traced(setting, way).item
         except LmsError as error:
             return Trial(way, point, REFUSED, " ".join(str(error).split()))
-        nothing = Trial(way, point, REFUSED, refusal(way, self.bench.device), item=traced.item, forecast=forecast)
-        if nothing.reason:
-            return nothing
+        return Trial(way, point, REFUSED, refusal(way, self.bench.device), item=item, forecast=forecast)
+
+    def _asked(self, way: str, setting: Setting) -> Asked:
         card_bytes = None if way == UNLIMITED else self.bench.card_bytes
-        asked = Asked(self.bench.name, setting, way, self.bench.device, self.bench.limit, card_bytes, self.bench.steps)
-        told = self._run(asked, self.watcher.stepped, self.gpu)
+        bench = self.bench
+        return Asked(bench.name, setting, way, bench.device, bench.limit, card_bytes, bench.steps)
+
+    def _finished(self, trial: Trial, told: dict[str, Any], setting: Setting) -> Trial:
         warm_up = WarmUp(**told.pop("warm_up", {}))
-        found = replace(nothing, **told, warm_up=warm_up)
-        return self._compared(found, traced.items) if found.outcome == COMPLETED else found
+        found = replace(trial, **told, warm_up=warm_up)
+        if found.outcome != COMPLETED:
+            return found
+        return self._compared(found, self.expected.traced(setting, trial.way).items)
 
     def _compared(self, found: Trial, items: int) -> Trial:
         """``found`` with what is computed of its seconds."""

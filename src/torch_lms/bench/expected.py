@@ -1,6 +1,6 @@
 """What ``plan`` says of a trial, before it is made."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,9 @@ from torch_lms.trace import Trace, demand_curve
 from torch_lms.units import parse_bytes
 
 _MAX_BYTES = 1 << 60
+
+_OF_PROCESS = 500 << 20
+"""What a process holds beside its step: PyTorch itself, the most part."""
 
 
 class Expected:
@@ -65,6 +68,14 @@ class Expected:
         if way in (HOOKS, SAVE_ON_CPU):
             return max(_kept_bytes(step) + need.workspace, need.largest_op) <= room
         return need.stock <= room
+
+    def fit_together(self, setting: Setting, ways: Sequence[str]) -> bool:
+        """Whether processes of all ``ways`` have room beside each other, with as much to spare."""
+        try:
+            needed = sum(within(self.traced(setting, way).trace, _MAX_BYTES)[1].stock for way in ways)
+        except LmsError:
+            return False
+        return needed + len(ways) * _OF_PROCESS < self._device_bytes / 2
 
     def forecast(self, setting: Setting, way: str) -> Mapping[str, Any]:
         """The forecast of a trial, as its line in the file has it.

@@ -1,4 +1,4 @@
-"""One trial in a process of its own: how it went, however it ended."""
+"""Trials in processes of their own: how they went, however they ended."""
 
 import json
 import os
@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 from torch_lms.bench.samples import Reading, Sampler
 from torch_lms.bench.trial import CRASHED, OUT_OF_MEMORY, Asked
@@ -16,40 +17,115 @@ from torch_lms.bench.ways import OURS
 
 _CHILD = "torch_lms.bench.child.main"
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
-_MOST_TEXT = 600
+_MAX_TEXT = 600
 
 OnStep = Callable[[], object]
 
 
-def perform(asked: Asked, on_step: OnStep, gpu: Callable[[], Reading] | None) -> dict[str, Any]:
-    """Run a trial; gives the fields of ``Trial`` that only the process knows.
+class Process:
+    """A process that makes one trial. It waits for its turn before each step that counts.
+
+    Args:
+        asked: what to do.
+        gpu: see ``Sampler``.
+    """
+
+    def __init__(self, asked: Asked, gpu: Callable[[], Reading] | None) -> None:
+        self._steps_left = asked.steps
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed with the process)
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", _CHILD, json.dumps(asdict(asked))],
+            stdin=subprocess.PIPE,  # held open: the child ends when it closes
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=_environment(asked.way),
+        )
+        self._sampler = Sampler(self._child.pid, gpu)
+        self._told: dict[str, Any] | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there are steps left to take."""
+        return self._told is None and self._steps_left > 0
+
+    def warm_up(self, on_step: OnStep) -> None:
+        """Wait until the steps begin that count, or it has ended; ``on_step`` is called after each step."""
+        self._hear("counting", on_step)
+        self._sampler.counts_now()
+        self._sampler.sleep()
+
+    def step(self, on_step: OnStep) -> None:
+        """Have it take a step that counts."""
+        assert self._child.stdin is not None
+        self._steps_left -= 1
+        self._sampler.wake()
+        with suppress(BrokenPipeError):  # it has ended: its output says how
+            self._child.stdin.write("+")
+            self._child.stdin.flush()
+        self._hear("step", on_step)
+        self._sampler.sleep()
+
+    def end(self) -> dict[str, Any]:
+        """How it ended: the fields of ``Trial`` that only the process knows."""
+        if self._told is None:
+            self._hear("end", lambda: None)
+        exit_code = self._child.wait()
+        samples = self._sampler.stop()
+        self._errors.seek(0)
+        told = self._told or _unreported(exit_code, self._errors.read())
+        return {**told, "samples": samples}
+
+    def close(self) -> None:
+        """Let go of everything, whether it has ended or not."""
+        self._child.kill()
+        self._child.wait()
+        self._sampler.stop()
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with suppress(BrokenPipeError):
+            self._child.stdin.close()
+        self._child.stdout.close()
+        self._errors.close()
+
+    def _hear(self, awaited: str, on_step: OnStep) -> None:
+        """Read events up to the one that is awaited, or to the last."""
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            if not line.startswith('{"event"'):
+                continue  # the target itself prints
+            event = json.loads(line)
+            kind = event.pop("event")
+            if kind == "step":
+                on_step()
+            if kind == "end":
+                self._told = event
+            if kind in (awaited, "end"):
+                return
+
+
+def perform(asked: Sequence[Asked], on_step: OnStep, gpu: Callable[[], Reading] | None) -> list[dict[str, Any]]:
+    """Make trials side by side: warmed up one after the other, and then a step of each in turn.
 
     Args:
         asked: what to do.
         on_step: called after each step.
         gpu: see ``Sampler``.
     """
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", _CHILD, json.dumps(asdict(asked))],
-            stdin=subprocess.PIPE,  # held open: the child ends when it closes
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=_environment(asked.way),
-        )
-        sampler = Sampler(child.pid, gpu)
-        try:
-            found = _outcome(child, sampler, on_step)
-            exit_code = child.wait()
-        finally:
-            child.kill()  # needed after an interrupt; does nothing to a child that has ended
-            child.wait()
-            samples = sampler.stop()
-        errors.seek(0)
-        if found is None:
-            found = _unreported(exit_code, errors.read())
-    return {**found, "samples": samples}
+    processes: list[Process] = []
+    try:
+        for one in asked:
+            process = Process(one, gpu)
+            processes.append(process)
+            process.warm_up(on_step)
+        while any(process.is_at_work for process in processes):
+            for process in processes:
+                if process.is_at_work:
+                    process.step(on_step)
+        return [process.end() for process in processes]
+    finally:
+        for process in processes:
+            process.close()
 
 
 def _environment(way: str) -> dict[str, str]:
@@ -58,30 +134,9 @@ def _environment(way: str) -> dict[str, str]:
     return {**os.environ, "THP_MEM_ALLOC_ENABLE": huge_pages}
 
 
-def _outcome(child: "subprocess.Popen[str]", sampler: Sampler, on_step: OnStep) -> dict[str, Any] | None:
-    """What the child tells of its end; None if it tells nothing."""
-    assert child.stdout is not None
-    found = None
-    for event in _events(child.stdout):
-        kind = event.pop("event")
-        if kind == "step":
-            on_step()
-        elif kind == "counting":
-            sampler.counts_now()
-        elif kind == "end":
-            found = event
-    return found
-
-
-def _events(lines: IO[str]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        if line.startswith('{"event"'):
-            yield json.loads(line)
-
-
 def _unreported(exit_code: int, errors: str) -> dict[str, Any]:
     """A child that ended without a word died in C++, where memory that is refused may end in ``abort``, or by a bug."""
-    text = " ".join(errors.split())[-_MOST_TEXT:]
+    text = " ".join(errors.split())[-_MAX_TEXT:]
     if exit_code >= 0:
         return {"outcome": CRASHED, "reason": f"the process ended with exit code {exit_code}: {text}"}
     name = signal.Signals(-exit_code).name

@@ -31,6 +31,7 @@ class Sampler:
         self._every_s = _EVERY_S
         self._rows: list[dict[str, Any]] = []
         self._is_counted = False
+        self._is_at_work = True
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="torch-lms-bench", daemon=True)
         self._thread.start()
@@ -38,6 +39,15 @@ class Sampler:
     def counts_now(self) -> None:
         """From here on steps count."""
         self._is_counted = True
+
+    def sleep(self) -> None:
+        """The process waits for its turn: there is nothing to see."""
+        self._is_at_work = False
+
+    def wake(self) -> None:
+        """It is at work again."""
+        self._last = (time.monotonic(), _used(self._pid))
+        self._is_at_work = True
 
     def stop(self) -> dict[str, list[Any]]:
         """End; gives a list for each figure."""
@@ -48,15 +58,18 @@ class Sampler:
 
     def _work(self) -> None:
         while not self._is_over.wait(self._every_s):
-            row = self._row()
+            row = self._row() if self._is_at_work else {}
             if row is None:
                 return
+            if not row:
+                continue
             self._rows.append(row)
             if len(self._rows) > _MAX_SAMPLES:
                 del self._rows[::2]
                 self._every_s *= 2
 
     def _row(self) -> dict[str, Any] | None:
+        """What is seen now; None if the process is gone."""
         now_s = time.monotonic()
         used = _used(self._pid)
         if not used:

@@ -79,7 +79,7 @@ class Trial:
         peak_host_bytes, peak_disk_bytes: in the lower tiers, as seen after forward and at the end of steps.
         peak_rss_bytes: of the process.
         allocations: how room was found, in the whole of the steps that count (``Stats.allocations``).
-        loss: of the last step, as ``float.hex``: equal text is equality to the bit.
+        losses: of all steps, the warm-up's first, as ``float.hex``: equal text is equality to the bit.
         warm_up: before those steps.
         samples: of the machine, over time.
         forecast: what ``plan`` says.
@@ -109,7 +109,7 @@ class Trial:
     peak_disk_bytes: int | None = None
     peak_rss_bytes: int | None = None
     allocations: Mapping[str, int] | None = None
-    loss: str | None = None
+    losses: tuple[str, ...] = ()
     warm_up: WarmUp = WarmUp()
     samples: Mapping[str, Any] = field(default_factory=dict)
     forecast: Mapping[str, Any] = field(default_factory=dict)

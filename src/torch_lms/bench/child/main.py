@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from contextlib import nullcontext
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ _WARM_UP = 3
 _MAX_WARM_UP = 8
 """Steps that do not count: at most so many until one has followed a plan."""
 
+_PATIENCE_S = 60.0
+"""After a warm-up of so long, the steps count though none has followed a plan."""
+
 _OF_ALL_STEPS = ("evicted_bytes", "fetched_bytes", "evictions", "recomputes", "wait_s")
 """Figures that are sums over steps."""
 
@@ -30,16 +34,33 @@ _COUNTS = ("evicted_bytes", "fetched_bytes")
 """Of these, what is told in whole numbers."""
 
 
+class _Turns:
+    """A line on standard input is leave to take a step. When that closes, the parent is gone, and so are we."""
+
+    def __init__(self) -> None:
+        self._given: SimpleQueue[None] = SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait for one."""
+        self._given.get()
+
+    def _read(self) -> None:
+        while os.read(0, 1):
+            self._given.put(None)
+        os._exit(1)
+
+
 def main() -> None:
     """Do what the first argument asks for."""
-    _end_with_parent()
+    turns = _Turns()
     given = json.loads(sys.argv[1])
     asked = Asked(**{**given, "setting": Setting(**given["setting"])})
     device = torch.device(asked.device, 0) if asked.device != "cpu" else torch.device("cpu")
     torch.backends.cudnn.deterministic = True
     card = Card(device, asked.card_bytes)
     try:
-        found = _measured(asked, device, card)
+        found = _measured(asked, device, card, turns)
     except Exception as error:
         card.lift()
         found = _failed(error)
@@ -53,22 +74,24 @@ def tell(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, **values}), flush=True)
 
 
-def _measured(asked: Asked, device: torch.device, card: Card) -> dict[str, Any]:
+def _measured(asked: Asked, device: torch.device, card: Card, turns: _Turns) -> dict[str, Any]:
     target = find(asked.target)
     _start_torch(device)
     card.insert()
     with around(asked) as way:
         made = build(asked.target, target, asked.setting, asked.way, device)
         tell("ready")
-        return _steps(made, way, asked, device, card)
+        return _steps(made, way, asked, device, card, turns)
 
 
-def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: Card) -> dict[str, Any]:
+def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: Card, turns: _Turns) -> dict[str, Any]:
     """Take all steps."""
     warm_up: list[float] = []
+    losses: list[str] = []
     seen: dict[str, int] = {}
-    while len(warm_up) < _WARM_UP or (len(warm_up) < _MAX_WARM_UP and not way.has_settled()):
-        seconds, _ = _step(made, way, device, seen)
+    while len(warm_up) < _WARM_UP or _goes_on(warm_up, way):
+        seconds, loss = _step(made, way, device, seen)
+        losses.append(loss.hex())
         warm_up.append(seconds)
         tell("step")
     before = way.figures()
@@ -79,16 +102,17 @@ def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: C
     seen.clear()
     tell("counting")
     counted: list[float] = []
-    loss = 0.0
     for _ in range(asked.steps):
+        turns.wait()
         seconds, loss = _step(made, way, device, seen)
+        losses.append(loss.hex())
         counted.append(seconds)
         tell("step")
     return {
         "outcome": COMPLETED,
         "steps": asked.steps,
         "step_s": counted,
-        "loss": loss.hex(),
+        "losses": losses,
         "warm_up": {
             "steps": len(warm_up),
             "step_s": warm_up,
@@ -99,6 +123,11 @@ def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: C
         **seen,
         **_by_step(way.figures(), base, asked.steps),
     }
+
+
+def _goes_on(warm_up: list[float], way: Around) -> bool:
+    """Whether more steps are needed before those that count."""
+    return len(warm_up) < _MAX_WARM_UP and sum(warm_up) < _PATIENCE_S and not way.has_settled()
 
 
 def _step(made: Built, way: Around, device: torch.device, seen: dict[str, int]) -> tuple[float, float]:
@@ -164,16 +193,6 @@ def _failed(error: Exception) -> dict[str, Any]:
         return {"outcome": CRASHED, "reason": reason}
     traceback.print_exception(error)
     return {"outcome": CRASHED, "reason": reason}
-
-
-def _end_with_parent() -> None:
-    """End when the parent does, however it ends: it holds the other end of standard input."""
-
-    def wait() -> None:
-        sys.stdin.buffer.read()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 if __name__ == "__main__":
