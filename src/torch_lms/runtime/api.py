@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_lms.engine import Kind
 from torch_lms.errors import SessionError
 from torch_lms.native import load
 from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
 from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.runtime.collecting import traffic_ratio
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.interposer import refuse_inside_other_modes
@@ -64,8 +66,7 @@ class Lms:
             floor: compare what moved with the least that had to, too (``Stats.traffic_ratio``): a linear program, which
                 takes seconds for steps of thousands of operations. Needs scipy.
         """
-        stats = self._session.stats()
-        return replace(stats, traffic_ratio=self._session.traffic_ratio()) if floor else stats
+        return _with_floor(self._session.stats(), self._session.planned_kinds() if floor else None)
 
     def trace(self) -> Trace:
         """What the last step did in which room was short (``torch_lms.trace.save`` writes it to a file).
@@ -126,6 +127,7 @@ _adoptable: frozenset[str] | None = None
 given to us and stay; the others are the script's.
 """
 _last_stats, _last_step = Stats(), Step()
+_last_kinds: list[Kind] = []
 
 
 def enable(
@@ -198,11 +200,12 @@ def disable() -> None:
         SessionError: it is off.
         DeviceFullError: not everything fits on the device. Nothing is lost, and the session goes on.
     """
-    global _running, _adoptable, _last_stats, _last_step
+    global _running, _adoptable, _last_stats, _last_step, _last_kinds
     running = _required()
     stats, step = running.stats(), running._session.last_step
+    kinds = running._session.planned_kinds()
     running._stop()
-    _running, _adoptable, _last_stats, _last_step = None, None, stats, step
+    _running, _adoptable, _last_stats, _last_step, _last_kinds = None, None, stats, step, kinds
 
 
 def enable_for_script(**options: Any) -> Lms:
@@ -231,9 +234,15 @@ def current_session() -> Session | None:
     return _running._session if _running is not None else None
 
 
-def stats() -> Stats:
-    """Figures of the session that is on, else of the last one."""
-    return _running.stats() if _running is not None else _last_stats
+def stats(*, floor: bool = False) -> Stats:
+    """Figures of the session that is on, else of the last one.
+
+    Args:
+        floor: as of ``Lms.stats``: fills in ``traffic_ratio``.
+    """
+    if _running is not None:
+        return _running.stats(floor=floor)
+    return _with_floor(_last_stats, _last_kinds if floor else None)
 
 
 def last_step() -> Step:
@@ -284,6 +293,11 @@ def touched(*tensors: Any) -> None:
         SessionError: no session is on.
     """
     _required()._session.touched(tensors)
+
+
+def _with_floor(stats: Stats, kinds: list[Kind] | None) -> Stats:
+    """``stats``, with ``traffic_ratio`` if the kinds of steps are given."""
+    return stats if kinds is None else replace(stats, traffic_ratio=traffic_ratio(kinds))
 
 
 def _recorded(found: _Found | None) -> _Found:
