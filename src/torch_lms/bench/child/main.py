@@ -35,7 +35,7 @@ _COUNTS = ("evicted_bytes", "fetched_bytes")
 
 
 class _Turns:
-    """A line on standard input is leave to take a step. When that closes, the parent is gone, and so are we."""
+    """A byte on standard input is leave to take a step. When that closes, the parent is gone, and so are we."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[None] = SimpleQueue()
