@@ -26,6 +26,11 @@ def wide(size: int = 64, batch: int = 8, width: int = 512, depth: int = 4):
     blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
     return nn.Sequential(*blocks), (torch.randn(batch, size, width),), lambda out: out.square().mean()
 
+def coarse(size: int = 64, batch: int = 32, width: int = 1024, depth: int = 4):
+    if batch % 32:
+        raise ValueError(f"batch must be a multiple of 32, not {batch}")
+    return wide(size, batch, width, depth)
+
 class Killed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -96,19 +101,21 @@ def test_ways_side_by_side_have_the_same_losses(targets: str) -> None:
 
 
 def test_a_smaller_card_holds_less_without_lms_than_with(targets: str) -> None:
-    """The card has 300 MB, of which LMS leaves 268 to what is no page."""
-    result = bench(
-        *(f"{targets}:wide", "--find", "batch", "--set", "width=1024", "--as-card", "300MB", "--steps", "1"),
-        *("--against", "none,planned", "-o", "r.jsonl", "--json", "found.json", "--csv", "found.csv"),
-    )
+    """The card has 300 MB, of which LMS leaves 268 to what is no page. The target takes multiples of 32."""
+    card = (f"{targets}:coarse", "--as-card", "300MB", "--steps", "1")
+    result = bench(*card, "--find", "batch", "--against", "none", "-o", "f.jsonl", "--json", "f.json", "--csv", "f.csv")
     assert result.return_value == 0, result.output
-    none, planned = json.loads(Path("found.json").read_text())["found"]
-    assert 0 < none["largest"] < none["fails"]
-    assert planned["largest"] > none["largest"]
-    trials = read(Path("r.jsonl"))[1]
-    assert {found.outcome for found in trials} == {COMPLETED, OUT_OF_MEMORY}
     assert "largest batch that trains" in result.output
-    assert Path("found.csv").read_text().count("\n") == 1 + sum(found.is_completed for found in trials)
+    (none,) = json.loads(Path("f.json").read_text())["found"]
+    assert none["largest"] > 0
+    assert none["fails"] == none["largest"] + 32
+    trials = read(Path("f.jsonl"))[1]
+    assert {found.outcome for found in trials} == {COMPLETED, OUT_OF_MEMORY}
+    assert Path("f.csv").read_text().count("\n") == 1 + sum(found.is_completed for found in trials)
+    at = f"batch={none['fails']}"
+    stock, planned = made(*card, "--sweep", at, "--against", "planned,none")
+    assert (stock.way, stock.outcome, planned.outcome) == ("none", OUT_OF_MEMORY, COMPLETED)
+    assert stock.forecast["demand_bytes"] == planned.demand_bytes
 
 
 def test_what_a_kill_leaves_is_gone_on_with(targets: str) -> None:

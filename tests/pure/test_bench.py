@@ -12,7 +12,7 @@ from torch_lms.bench.campaign import Bench, Campaign
 from torch_lms.bench.dimension import dimension_of
 from torch_lms.bench.process import _unreported
 from torch_lms.bench.results import Results, read
-from torch_lms.bench.search import Found, expected_largest, largest
+from torch_lms.bench.search import Found, expected_largest, found_granule, largest
 from torch_lms.bench.sheet import sheet
 from torch_lms.bench.trial import COMPLETED, CRASHED, OUT_OF_MEMORY, REFUSED, Asked, Trial
 from torch_lms.bench.ways import WAYS, checked, refusal
@@ -132,6 +132,11 @@ def test_the_largest_is_found_wherever_it_begins(most: int) -> None:
 def test_only_what_the_target_takes_is_run() -> None:
     found = hunt(100, expected=0, granule=16, takes=lambda value: value >= 48 and value % 16 == 0)
     assert found.largest == 96
+
+
+@pytest.mark.parametrize(("multiple", "start"), [(1, 64), (32, 64), (64, 64), (16, 48)])
+def test_a_target_that_takes_multiples_alone_is_found_out(multiple: int, start: int) -> None:
+    assert found_granule(lambda value: value % multiple == 0, 1, start) == multiple
 
 
 def test_nothing_trains() -> None:

@@ -11,7 +11,7 @@ from torch_lms.bench.expected import Expected
 from torch_lms.bench.process import perform
 from torch_lms.bench.results import Results
 from torch_lms.bench.samples import Reading
-from torch_lms.bench.search import Found, expected_largest, largest
+from torch_lms.bench.search import Found, expected_largest, found_granule, largest
 from torch_lms.bench.trial import COMPLETED, REFUSED, Asked, Point, Trial, WarmUp, quartiles
 from torch_lms.bench.ways import STOCK, UNLIMITED, refusal
 from torch_lms.errors import LmsError, UsageError
@@ -138,13 +138,14 @@ class Campaign:
             return self.expected.fits(at(value), way)
 
         told = 0
+        granule = found_granule(takes, dimension.granule, start)
         if not refusal(way, self.bench.device):
-            told = expected_largest(fits, takes, dimension.granule, start)
+            told = expected_largest(fits, takes, granule, start)
 
         def run(value: int) -> Trial:
             return self.trials([way], at(value), dimension)[0]
 
-        return largest(way, run, takes, dimension.granule, told, start)
+        return largest(way, run, takes, granule, told, start)
 
     def _together(self, setting: Setting) -> list[list[str]]:
         """The ways by turns: those that have room beside each other take steps in turn, the others are alone.

@@ -33,6 +33,19 @@ class Found:
     trials: int
 
 
+def found_granule(takes: Callable[[int], bool], granule: int, start: int) -> int:
+    """The granule of a target that may take fewer values than multiples of ``granule``.
+
+    It is the least divisor of ``start``, which the target takes, that leads to another value that it takes.
+    """
+    multiples = start // granule
+    for part in range(1, multiples + 1):
+        step = part * granule
+        if multiples % part == 0 and (takes(start + step) or (start > step and takes(start - step))):
+            return step
+    return start
+
+
 def expected_largest(fits: Callable[[int], bool], takes: Callable[[int], bool], granule: int, start: int) -> int:
     """The largest multiple of ``granule`` that is expected to train; 0 if none is.
 
