@@ -100,10 +100,13 @@ def test_ways_side_by_side_have_the_same_losses(targets: str) -> None:
     assert len(planned.step_s) == len(stock.step_s) == 2
 
 
-def test_a_smaller_card_holds_less_without_lms_than_with(targets: str) -> None:
-    """The card has 300 MB, of which LMS leaves 268 to what is no page. The target takes multiples of 32."""
-    card = (f"{targets}:coarse", "--as-card", "300MB", "--steps", "1")
-    result = bench(*card, "--find", "batch", "--against", "none", "-o", "f.jsonl", "--json", "f.json", "--csv", "f.csv")
+CARD = ("--as-card", "300MB", "--limit", "40MB", "--steps", "1")
+
+
+def test_the_largest_on_a_smaller_card_is_found_by_running(targets: str) -> None:
+    """The target takes multiples of 32."""
+    files = ("-o", "f.jsonl", "--json", "f.json", "--csv", "f.csv")
+    result = bench(f"{targets}:coarse", *CARD, "--find", "batch", "--against", "none", *files)
     assert result.return_value == 0, result.output
     assert "largest batch that trains" in result.output
     (none,) = json.loads(Path("f.json").read_text())["found"]
@@ -112,9 +115,13 @@ def test_a_smaller_card_holds_less_without_lms_than_with(targets: str) -> None:
     trials = read(Path("f.jsonl"))[1]
     assert {found.outcome for found in trials} == {COMPLETED, OUT_OF_MEMORY}
     assert Path("f.csv").read_text().count("\n") == 1 + sum(found.is_completed for found in trials)
-    at = f"batch={none['fails']}"
-    stock, planned = made(*card, "--sweep", at, "--against", "planned,none")
+
+
+def test_lms_trains_on_a_card_where_stock_does_not(targets: str) -> None:
+    stock, planned = made(f"{targets}:coarse", *CARD, "--batch", "96", "--against", "planned,none")
     assert (stock.way, stock.outcome, planned.outcome) == ("none", OUT_OF_MEMORY, COMPLETED)
+    assert "allocate memory" in stock.reason
+    assert planned.limit_bytes == 40_000_000
     assert stock.forecast["demand_bytes"] == planned.demand_bytes
 
 

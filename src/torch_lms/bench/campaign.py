@@ -31,6 +31,7 @@ class Bench:
         card_bytes: of the card that the machine is taken for; None: the machine's own memory.
         device: "cpu", or an accelerator's kind.
         steps: that count.
+        patience_s: see ``Asked``.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Bench:
     card_bytes: int | None
     device: str
     steps: int
+    patience_s: float | None = None
 
 
 Run = Callable[[Sequence[Asked], Callable[[], object], Callable[[], Reading] | None], list[dict[str, Any]]]
@@ -181,7 +183,7 @@ class Campaign:
     def _asked(self, way: str, setting: Setting) -> Asked:
         card_bytes = None if way == UNLIMITED else self.bench.card_bytes
         bench = self.bench
-        return Asked(bench.name, setting, way, bench.device, bench.limit, card_bytes, bench.steps)
+        return Asked(bench.name, setting, way, bench.device, bench.limit, card_bytes, bench.steps, bench.patience_s)
 
     def _finished(self, trial: Trial, told: dict[str, Any], setting: Setting) -> Trial:
         warm_up = WarmUp(**told.pop("warm_up", {}))

@@ -28,6 +28,7 @@ class Asked:
         limit: of a session of ours, as for ``enable``.
         card_bytes: memory of the card that this machine is taken for; None: all that there is.
         steps: that count, after the warm-up.
+        patience_s: after a warm-up of so long, the steps count though none has followed a plan; None: never.
     """
 
     target: str
@@ -37,6 +38,7 @@ class Asked:
     limit: str | None
     card_bytes: int | None
     steps: int
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True)

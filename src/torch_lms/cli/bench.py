@@ -27,6 +27,9 @@ from torch_lms.targets import AMP, Setting, find
 from torch_lms.units import format_bytes, parse_bytes
 
 _STEPS = {"find": 3, "sweep": 8}
+_PATIENCE_S = 60.0
+"""Of a search, which asks what trains: a long warm-up ends though no step has followed a plan."""
+
 _MAX_POINTS = 1000
 
 
@@ -151,7 +154,8 @@ def _bench(asked: _Asked) -> Bench:
     if asked.limit is not None:
         parse_bytes(asked.limit, name="--limit", whole=read_host_memory().total)
     steps = asked.steps or _STEPS["find" if asked.what else "sweep"]
-    return Bench(asked.target, target, setting, ways, asked.limit, card_bytes, device, steps)
+    patience_s = _PATIENCE_S if asked.what else None
+    return Bench(asked.target, target, setting, ways, asked.limit, card_bytes, device, steps, patience_s)
 
 
 def _device(given: str | None) -> str:

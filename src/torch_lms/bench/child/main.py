@@ -24,9 +24,6 @@ _WARM_UP = 3
 _MAX_WARM_UP = 8
 """Steps that do not count: at most so many until one has followed a plan."""
 
-_PATIENCE_S = 60.0
-"""After a warm-up of so long, the steps count though none has followed a plan."""
-
 _OF_ALL_STEPS = ("evicted_bytes", "fetched_bytes", "evictions", "recomputes", "wait_s")
 """Figures that are sums over steps."""
 
@@ -89,7 +86,7 @@ def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: C
     warm_up: list[float] = []
     losses: list[str] = []
     seen: dict[str, int] = {}
-    while len(warm_up) < _WARM_UP or _goes_on(warm_up, way):
+    while len(warm_up) < _WARM_UP or _goes_on(warm_up, way, asked):
         seconds, loss = _step(made, way, device, seen)
         losses.append(loss.hex())
         warm_up.append(seconds)
@@ -125,9 +122,11 @@ def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: C
     }
 
 
-def _goes_on(warm_up: list[float], way: Around) -> bool:
+def _goes_on(warm_up: list[float], way: Around, asked: Asked) -> bool:
     """Whether more steps are needed before those that count."""
-    return len(warm_up) < _MAX_WARM_UP and sum(warm_up) < _PATIENCE_S and not way.has_settled()
+    if len(warm_up) >= _MAX_WARM_UP or way.has_settled():
+        return False
+    return asked.patience_s is None or sum(warm_up) < asked.patience_s
 
 
 def _step(made: Built, way: Around, device: torch.device, seen: dict[str, int]) -> tuple[float, float]:
