@@ -23,14 +23,12 @@ import torch
 from nets import Residual, UNet3d, encoder, resnet
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torch_lms
-from torch_lms.runtime.executor import memory_of
+from torch_lms.bench.child.hooks import DiskHooks
 from torch_lms.runtime.probe import probe
-from torch_lms.stores.disk import DiskStore
-from torch_lms.stores.spill_dir import default_spill_dir
 from torch_lms.units import format_bytes
 
 FORMAT = 1
@@ -72,33 +70,6 @@ QUICK = [Model("3D U-Net, width 4, 32^3", partial(UNet3d, 4), (1, 1, 32, 32, 32)
 # -- a worker: one way to train, one step for each line that it reads -------------------------------------------------
 
 
-class DiskHooks:
-    """Saved-tensor hooks that write to the same kind of spill file as LMS does, and wait for it."""
-
-    def __init__(self) -> None:
-        self._disk = DiskStore(default_spill_dir())
-        self.moved_bytes = 0
-
-    def pack(self, tensor: Tensor) -> Any:
-        """Below 1 MiB, and for what is held anyway (leaves), the tensor itself."""
-        if tensor.nbytes < MIB or tensor.is_leaf or not tensor.is_contiguous():
-            return tensor
-        slot = self._disk.reserve(tensor.nbytes)
-        self._disk.write(slot, memory_of(tensor.detach().reshape(-1).view(torch.uint8))).wait()
-        self.moved_bytes += tensor.nbytes
-        return slot, tensor.shape, tensor.dtype
-
-    def unpack(self, packed: Any) -> Tensor:
-        """Each tensor is asked for once here."""
-        if isinstance(packed, Tensor):
-            return packed
-        slot, shape, dtype = packed
-        found = torch.empty(shape, dtype=dtype)
-        self._disk.read(slot, memory_of(found.view(-1).view(torch.uint8))).wait()
-        self._disk.release(slot)
-        return found
-
-
 def checkpointed(model: nn.Module, blocks: Any) -> nn.Module:
     """``model`` with each outermost module of the kind ``blocks`` checkpointed."""
     for child in model.children():
@@ -125,7 +96,7 @@ def way(
         elif name == "hooks to disk":
             hooks = DiskHooks()
             around = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
-            tell = lambda: {"evicted_bytes": hooks.moved_bytes}  # noqa: E731
+            tell = lambda: {"evicted_bytes": hooks.evicted_bytes}  # noqa: E731
         elif name == "save_on_cpu":
             around = torch.autograd.graph.save_on_cpu(pin_memory=True)
         stack.enter_context(around)

@@ -41,6 +41,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "plugins": frozenset({"errors"}),
     "targets": GROUND | {"plugins", "trace", "capture"},
     "answers": LOW | {"planner", "runtime", "targets"},
+    "bench": MECHANISMS | {"planner", "runtime", "targets", "answers", "output"},
     "demo": frozenset({"units"}),
     "figures": frozenset(),
     "keras": frozenset({"errors", "figures"}),
@@ -48,7 +49,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "lightning": frozenset({"figures", "targets"}),
     "cli": MECHANISMS
     | {"planner", "runtime", "sim", "report", "compat", "live"}
-    | {"output", "named_values", "plugins", "targets", "answers", "demo"},
+    | {"output", "named_values", "plugins", "targets", "answers", "bench", "demo"},
     "__main__": frozenset({"cli"}),
 }
 """What each floor may import beside itself."""

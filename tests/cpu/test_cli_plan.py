@@ -50,6 +50,13 @@ def test_what_fits_needs_nothing(tmp_path: Path) -> None:
     assert found["data_rate"] == pytest.approx(2 * 512**2 / found["step_s"])
 
 
+def test_a_step_takes_as_long_as_its_samples_take_the_host(tmp_path: Path) -> None:
+    """Two samples of 10 s each, by two cores."""
+    (found,) = asked(tmp_path, EXAMPLE, "--machine", V100, "--loading", "10", "--workers", "2", "--on-host", "1")
+    assert found["step_s"] == found["step_s_unlimited"] == pytest.approx(10)
+    assert 1 < found["host_part_s"] < 10
+
+
 def test_what_does_not_fit_moves_and_a_faster_link_moves_it_faster(tmp_path: Path) -> None:
     machines = f"{V100},dgx-station-v100-16gb"
     nvlink, pcie = asked(tmp_path, EXAMPLE, "--size", "2048", "--batch", "4", "--machine", machines)

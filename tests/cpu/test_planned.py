@@ -47,6 +47,27 @@ def test_planned_steps_are_equal_to_the_bit(net: str, share: int) -> None:
     assert same_bits([*results, *model.state_dict().values()], expected)
 
 
+def test_what_planned_steps_moved_is_compared_whenever_it_is_asked_for() -> None:
+    """Without recomputation a plan is near the least; the session need not be on any more, nor its plan be in force."""
+    model, step = NETS["the demo's U-Net, 32^3"]()
+    limit = demand_of(NETS["the demo's U-Net, 32^3"]) // 2
+    torch_lms.enable(limit=limit, min_size=MIN_SIZE, recompute=False)
+    for _ in range(WARM_UP + 2):
+        step()
+    assert torch_lms.stats().traffic_ratio is None
+    assert torch_lms.stats(floor=True).traffic_ratio == pytest.approx(1.0, rel=0.1)
+    torch_lms.enable(limit=limit // 2, min_size=MIN_SIZE, recompute=False)
+    for _ in range(2):  # the second has no plan: the one for twice the limit was given up
+        step()
+    stats = torch_lms.stats(floor=True)
+    assert stats.planned_steps == 4
+    assert stats.traffic_ratio is not None
+    assert stats.traffic_ratio >= 1
+    torch_lms.disable()
+    assert torch_lms.stats(floor=True).traffic_ratio == stats.traffic_ratio
+    del model
+
+
 def test_inference_writes_nothing_out() -> None:
     torch.manual_seed(0)
     model, x = encoder(8, 128).eval(), torch.randn(2, 8, 128)

@@ -11,6 +11,7 @@ import pytest
 from source_tree import FLOORS, floor_of, parameters, sources
 
 from tests.sweep.exceptions import CHANGED_BY_ANY_MODE
+from torch_lms.bench.ways import WAYS
 from torch_lms.cli.main import COMMANDS, group
 from torch_lms.errors import LmsError
 from torch_lms.machine import names
@@ -24,7 +25,7 @@ DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
     *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md", "docs/articles.md", "docs/validation.md"),
-    *("docs/reference.md", "docs/commands.md", "docs/limits.md", "docs/compatibility.md"),
+    *("docs/bench.md", "docs/reference.md", "docs/commands.md", "docs/limits.md", "docs/compatibility.md"),
 ]
 
 PATHS = re.compile(r"(?<![\w/.])(?:src|tests|docs|benchmarks|examples|\.ci|\.github)/[\w/.-]*\w")
@@ -167,13 +168,15 @@ def test_commands_name_what_there_is(line: str) -> None:
         command = group.get_command(click.Context(group), name)
         assert command is not None
         chosen = command.make_context(name, [*given]).params
+        if name == "bench":
+            assert set(chosen["against"].split(",")) <= WAYS.keys()
         assert set(chosen.get("machines", "this").split(",")) <= {"this", *names()}
     else:  # what imports torch is read instead
         ours = [f"src/torch_lms_workloads/commands/{file}.py" for file in (name, "options")]
         places = [name] if program == "python" else [*ours, "src/torch_lms/output.py"]
         source = "".join((ROOT / place).read_text() for place in places)
         assert all(f'"{word}"' in source for word in given if word.startswith("--"))
-    if name in ("plan", "train", "eval"):
+    if name in ("plan", "bench", "train", "eval"):
         assert (ROOT / f"src/torch_lms_workloads/catalogue/{given[0]}.py").exists()
 
 

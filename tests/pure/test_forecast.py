@@ -7,7 +7,7 @@ from made_traces import THERE_AND_BACK
 
 from torch_lms.errors import UsageError
 from torch_lms.machine import INTERPOSERS, KINDS, Calibration, Disk, Efficiency, HostCost, Machine, load
-from torch_lms.planner import POLICIES, Forecast, forecast, may_fit
+from torch_lms.planner import POLICIES, Forecast, HostPart, forecast, may_fit
 from torch_lms.planner.rivals import RIVALS
 from torch_lms.sim.clocks import KERNEL_S
 from torch_lms.trace import Trace, Work
@@ -23,7 +23,7 @@ SMALL_S = (LAUNCHES - 1) * KERNEL_S
 """What the small operations after each operation take a device."""
 
 SIMULATED = (
-    *("host_work_s", "host_wait", "is_host_bound"),
+    *("host_work_s", "host_wait", "is_host_bound", "host_part_s"),
     *("host_bytes", "disk_bytes", "step_s", "overhead", "data_rate", "gpu_use", "link_use", "d2h_bytes", "h2d_bytes"),
     *("d2h_bytes_per_s", "h2d_bytes_per_s", "recomputed_bytes", "efficiency", "step_s_low", "step_s_high", "timeline"),
 )
@@ -50,6 +50,32 @@ def told(
     """Of ``step``."""
     calibration = replace(UNMEASURED, host_costs=dict.fromkeys(INTERPOSERS, cost), paging_byte_s=paging_byte_s)
     return forecast(step(op_s), machine, calibration, items=1, policy=policy, limit=limit)
+
+
+def test_the_hosts_own_part_is_hidden_as_long_as_it_can_be() -> None:
+    """Reading goes on beside the device; what the network computes on the host does not."""
+
+    def with_part(part: HostPart, samples: int = 4) -> Forecast:
+        return forecast(step(1.0), GPU, UNMEASURED, items=1, samples=samples, host_part=part)
+
+    bare = with_part(HostPart())
+    hidden = with_part(HostPart(sample_s=2.0, workers=2))
+    assert seconds_of(hidden) == seconds_of(bare) > 4
+    assert hidden.host_part_s == 0
+    bound = with_part(HostPart(sample_s=20.0, workers=2, step_s=1.0))
+    assert seconds_of(bound) == bound.step_s_unlimited == pytest.approx(40)
+    assert bound.host_part_s == pytest.approx(40 - seconds_of(bare))
+    waits = with_part(HostPart(step_s=1.0))
+    assert seconds_of(waits) == pytest.approx(seconds_of(bare) + 1)
+    assert waits.gpu_use is not None
+    assert bare.gpu_use is not None
+    assert waits.gpu_use < bare.gpu_use
+
+
+@pytest.mark.parametrize("given", [{"sample_s": -1.0}, {"step_s": float("inf")}, {"workers": 0}])
+def test_a_part_of_the_host_that_cannot_be(given: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        HostPart(**given)  # type: ignore[arg-type]
 
 
 def seconds_of(found: Forecast) -> float:

@@ -18,11 +18,13 @@ MAY_IMPORT_TORCH = frozenset(
 )
 """At the top of a file, if only by what it imports."""
 
-MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers", "notebook"})
+MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers", "bench", "notebook"})
 """Inside a function that does its work, so that the command line starts without torch."""
 
-SCRIPTS_WITH_TORCH = frozenset({"demo.train"})
-"""The program that the demo runs in processes of its own."""
+SCRIPTS_WITH_TORCH = frozenset(
+    {"demo.train", *(f"bench.child.{file}" for file in ("memory", "hooks", "around", "build", "main"))}
+)
+"""The programs that the demo and ``bench`` run in processes of their own."""
 
 USERS_OF_THE_PACKAGE = frozenset({"cli", "demo", "figures", "keras", "transformers", "lightning"})
 """They import ``torch_lms`` as its users do. Everybody else imports submodules: the package is what is made of them."""
@@ -56,6 +58,7 @@ WITHOUT_TORCH = [
     "torch_lms.report",
     "torch_lms.targets",
     "torch_lms.answers",
+    "torch_lms.bench",
     "torch_lms.demo",
     "torch_lms.figures",
     "torch_lms.live",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_lms.machine import AUTO
+from torch_lms.planner import NO_HOST_PART, HostPart
 from torch_lms.targets import Setting, Target, Traced, trace
 
 CHECKPOINT = "checkpoint"
@@ -23,6 +24,7 @@ class Question:
         limit: bytes, or None for what the device has.
         interposer: "native" or "python"; "auto" is the faster of those that the machine has.
         tune: tunables of the policy "tflms2", by their names.
+        host_part: what the host does beside launching.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Question:
     limit: int | None
     interposer: str = AUTO
     tune: Mapping[str, Any] = field(default_factory=dict)
+    host_part: HostPart = NO_HOST_PART
 
     @property
     def planners_policy(self) -> str:

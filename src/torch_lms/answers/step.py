@@ -93,5 +93,7 @@ def answer_traced(question: Question, traced: Traced, machine: Machine, calibrat
         gradient_bytes=traced.gradient_bytes,
         interposer=question.interposer,
         tune=question.tune,
+        samples=traced.samples,
+        host_part=question.host_part,
     )
     return Answer(question.setting, replace(found, policy=question.policy), traced)

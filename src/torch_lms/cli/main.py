@@ -22,6 +22,7 @@ COMMANDS = {
     "watch": "Show what LMS does in another process while it runs.",
     "trace": "Summarize a recorded step: how much it holds when, and who holds the peak.",
     "plan": "Will it fit, and how fast? On this machine, or on one of a catalogue.",
+    "bench": "Run a target for real, with LMS and without: largest sizes, data rates, overheads.",
     "doctor": "Show what this machine has: device, memory, limits, speed of every link.",
 }
 

@@ -13,7 +13,7 @@ from torch_lms.cli.tune import tune_option
 from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
 from torch_lms.output import JsonTarget, json_option, json_target, people_console, write_json
-from torch_lms.planner import POLICIES
+from torch_lms.planner import POLICIES, HostPart
 from torch_lms.report import perfetto
 from torch_lms.targets import AMP, Setting, Target, find, workload_names
 from torch_lms.units import parse_bytes
@@ -72,6 +72,21 @@ BOTH = "both"
 @click.option("--max", "what", type=click.Choice(["size", "batch"]), help="Find the largest that fits, to a hundredth.")
 @click.option("--epochs", type=click.IntRange(1), help="With --samples: how many hours a training takes.")
 @click.option("--samples", type=click.IntRange(1), help="Samples of the data set.")
+@click.option(
+    "--loading",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Seconds of a core that reading and augmenting a sample takes.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="With --loading: cores that do so."
+)
+@click.option(
+    "--on-host",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Seconds of each step that the network computes on the host.",
+)
 @click.option("--compare", is_flag=True, help="Set machines side by side, the fastest first.")
 @click.option(
     "--timeline",
@@ -145,6 +160,9 @@ class _Asked:
     what: str | None
     epochs: int | None
     samples: int | None
+    loading: float
+    workers: int
+    on_host: float
     compare: bool
     timeline_to: JsonTarget | None
     validate: bool
@@ -174,7 +192,16 @@ def _answer(
     limit = None
     if asked.limit is not None:
         limit = parse_bytes(asked.limit, name="--limit", whole=machine.accelerator.usable_bytes)
-    question = Question(target, function, _setting(asked, machine), asked.policy, limit, interposer, asked.tune)
+    question = Question(
+        target,
+        function,
+        _setting(asked, machine),
+        asked.policy,
+        limit,
+        interposer,
+        asked.tune,
+        HostPart(asked.loading, asked.workers, asked.on_host),
+    )
     if asked.what is None:
         found = answer(question, machine, calibration)
     else:

@@ -93,6 +93,7 @@ def _rows(answer: Answer) -> dict[str, str]:
         "waits for the host": _known(found.host_wait, "{:.0%}".format),
         "  the same without LMS": f"{found.host_wait_unlimited:.0%}",
         "bound by the host": "-" if found.is_host_bound is None else _yes(found.is_host_bound),
+        "the host's own part": _known(found.host_part_s, format_seconds),
         "link use": _known(found.link_use, "{:.0%}".format),
         "evicted, a step": _known(found.d2h_bytes, format_bytes),
         "fetched, a step": _known(found.h2d_bytes, format_bytes),

@@ -117,6 +117,7 @@ class PlanCache:
 
     Attributes:
         kinds: the kinds of steps known, the last followed first.
+        past: kinds whose plans were followed and given up since: what they moved still counts.
         planned_steps: steps that followed a plan from their first operation to their last.
         diverged_steps: steps that followed no plan to their end, though there were plans.
         replans: plans made after the first.
@@ -126,6 +127,7 @@ class PlanCache:
 
     def __init__(self, planner: Planner, seconds: Callable[[Mark], float]) -> None:
         self.kinds: list[Kind] = []
+        self.past: list[Kind] = []
         self.planned_steps = 0
         self.diverged_steps = 0
         self.replans = 0
@@ -150,7 +152,7 @@ class PlanCache:
         """See ``Plans``."""
         for made in self._planner.take():
             self._take_in(made)
-        self.kinds = [kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit]
+        self._follow([kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit])
         nbytes = {page.id: page.nbytes for page in living}
         return [PlanCursor(kind.plan, nbytes) for kind in self.kinds]
 
@@ -213,7 +215,14 @@ class PlanCache:
         seen.plans += 1
         seen.lost_s = 0.0
         others = [kind for kind in self.kinds if kind.signature != signature]
-        self.kinds = [Kind(signature, made.plan), *others][:_MAX_PLANS]
+        self._follow([Kind(signature, made.plan), *others][:_MAX_PLANS])
+
+    def _follow(self, kinds: list[Kind]) -> None:
+        """Follow these from now on."""
+        followed = {id(kind) for kind in kinds}
+        self.past += [kind for kind in self.kinds if kind.steps and id(kind) not in followed]
+        del self.past[:-_MAX_PLANS]  # each holds a trace
+        self.kinds = kinds
 
     def _tell_of_failure(self, why: str) -> None:
         if not self._has_failed:
@@ -238,6 +247,7 @@ class PlanCache:
         self.diverged_steps = 0
         self.replans = 0
         self.planning_s = 0.0
+        self.past.clear()
         for kind in self.kinds:
             kind.steps = 0
             kind.evicted_bytes = 0

@@ -7,6 +7,7 @@ from torch_lms.planner.feasibility import Need, may_fit, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.host_part import NO_HOST_PART, HostPart
 from torch_lms.planner.makers import plan_maker
 from torch_lms.planner.pace import stock_step
 from torch_lms.planner.paging import POLICIES
@@ -15,10 +16,12 @@ from torch_lms.planner.recomputation import Producers
 from torch_lms.planner.walk import Choice, Rules, Walker
 
 __all__ = [
+    "NO_HOST_PART",
     "POLICIES",
     "Choice",
     "Forecast",
     "Gap",
+    "HostPart",
     "Need",
     "Producers",
     "Rules",

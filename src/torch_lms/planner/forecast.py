@@ -10,6 +10,7 @@ from torch_lms.machine import AUTO, KINDS, Calibration, Efficiency, Machine
 from torch_lms.planner import advice
 from torch_lms.planner.exchange import Exchange
 from torch_lms.planner.feasibility import MemoryBudget
+from torch_lms.planner.host_part import NO_HOST_PART, HostPart
 from torch_lms.planner.makers import plan_maker
 from torch_lms.planner.pace import HostLoad, kernels_of, stock_step
 from torch_lms.planner.paging import POLICIES, PagingCost, simulate, without_recomputation
@@ -64,6 +65,8 @@ class Forecast:
         d2h_bytes_per_s, h2d_bytes_per_s: reached while that direction is busy; None if it never is.
         recomputed_bytes: bytes of the pages that are recomputed.
         timeline: of the simulated step.
+        host_part_s: seconds of the step that the host's own part adds (``HostPart``): ``step_s`` and
+            ``step_s_unlimited`` have their share. It is no part of ``host_wait``, nor of the timeline.
     """
 
     machine: str
@@ -100,6 +103,7 @@ class Forecast:
     h2d_bytes_per_s: float | None = None
     recomputed_bytes: int | None = None
     timeline: Timeline | None = None
+    host_part_s: float | None = None
 
 
 def forecast(
@@ -114,6 +118,8 @@ def forecast(
     gradient_bytes: int = 0,
     interposer: str = AUTO,
     tune: Mapping[str, Any] | None = None,
+    samples: float = 1,
+    host_part: HostPart = NO_HOST_PART,
 ) -> Forecast:
     """What ``machine`` would make of steps like ``trace``.
 
@@ -128,6 +134,8 @@ def forecast(
         gradient_bytes: bytes of gradients that ranks exchange.
         interposer: "native" or "python"; "auto" is the faster of those that the machine has.
         tune: tunables of the policy "tflms2", by their names.
+        samples: of the step of one device.
+        host_part: what the host does beside launching.
 
     Raises:
         UsageError: the machine has not so many GPUs, or there is no such policy, tunable or interposer.
@@ -155,7 +163,9 @@ def forecast(
     exchange = Exchange.of(resident.trace, machine, gpus, gradient_bytes)
 
     step, misfit = _try(resident, kernels, host, budget, machine, gpus, policy, make_plan)
-    host_wait = stock.host_wait_s / (stock.trace.seconds + exchange.exposed_s)
+    stock_s = stock.trace.seconds + exchange.exposed_s
+    stock_s += host_part.added_s(stock_s, gpus * samples)
+    host_wait = stock.host_wait_s / stock_s
     found = Forecast(
         machine=machine.name,
         gpus=gpus,
@@ -167,7 +177,7 @@ def forecast(
         binding_op=budget.need.binding_op,
         fits_without=budget.fits_without,
         fits_with=not misfit,
-        step_s_unlimited=stock.trace.seconds + exchange.exposed_s,
+        step_s_unlimited=stock_s,
         host_wait_unlimited=host_wait,
         is_host_bound_unlimited=_is_host_bound(host_wait, machine),
         ideal_step_s=ideal.trace.seconds + exchange.exposed_s,
@@ -176,7 +186,10 @@ def forecast(
     if misfit:
         return found
     paid = PagingCost.of_resident(resident) if step is None else PagingCost.of(step, calibration)
-    return _as_it_runs(found, step, paid, exchange, budget, machine, items=items, error=calibration.error)
+    host_part_s = host_part.added_s(paid.step_s + exchange.exposed_s, gpus * samples)
+    return _as_it_runs(
+        found, step, paid, exchange, budget, machine, items=items, error=calibration.error, host_part_s=host_part_s
+    )
 
 
 def _is_host_bound(host_wait: float, machine: Machine) -> bool:
@@ -222,13 +235,14 @@ def _as_it_runs(
     *,
     items: float,
     error: float,
+    host_part_s: float,
 ) -> Forecast:
     """``found``, for a step that fits, with times, bytes, speeds and advice."""
-    step_s = cost.step_s + exchange.exposed_s
+    step_s = cost.step_s + exchange.exposed_s + host_part_s
     overhead = step_s / found.step_s_unlimited - 1
     if abs(overhead) < _ROUNDING:
         overhead = 0.0
-    idle_s = cost.stall_s + cost.host_wait_s + exchange.exposed_s
+    idle_s = cost.stall_s + cost.host_wait_s + exchange.exposed_s + host_part_s
     host_wait = cost.host_wait_s / step_s
     known = replace(
         found,
@@ -251,6 +265,7 @@ def _as_it_runs(
         h2d_bytes_per_s=cost.h2d_bytes_per_s,
         recomputed_bytes=cost.recomputed_bytes,
         timeline=exchange.shown_in(step.timeline) if step is not None else None,
+        host_part_s=host_part_s,
     )
     binding = None
     if known.is_host_bound:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torch_lms.engine import Kind
 from torch_lms.errors import SessionError, UsageError
 from torch_lms.live import Reading, Server
 from torch_lms.native import load
@@ -16,6 +17,7 @@ from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
 from torch_lms.runtime import outputs
 from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.runtime.collecting import traffic_ratio
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.interposer import refuse_inside_other_modes
@@ -70,7 +72,7 @@ class Lms:
                 takes seconds for steps of thousands of operations. Needs scipy.
         """
         stats = replace(self._session.stats(), held_outputs=outputs.held())
-        return replace(stats, traffic_ratio=self._session.traffic_ratio()) if floor else stats
+        return _with_floor(stats, self._session.planned_kinds() if floor else None)
 
     def reading(self) -> Reading | None:
         """What is shown of it while it runs; None once it has ended. Any thread may ask."""
@@ -139,6 +141,7 @@ _adoptable: frozenset[str] | None = None
 given to us and stay; the others are the script's.
 """
 _last_stats, _last_step = Stats(), Step()
+_last_kinds: list[Kind] = []
 
 
 def enable(
@@ -211,11 +214,12 @@ def disable() -> None:
         SessionError: it is off.
         DeviceFullError: not everything fits on the device. Nothing is lost, and the session goes on.
     """
-    global _running, _adoptable, _last_stats, _last_step
+    global _running, _adoptable, _last_stats, _last_step, _last_kinds
     running = _required()
     stats, step = running.stats(), running._session.last_step
+    kinds = running._session.planned_kinds()
     running._stop()
-    _running, _adoptable, _last_stats, _last_step = None, None, stats, step
+    _running, _adoptable, _last_stats, _last_step, _last_kinds = None, None, stats, step, kinds
 
 
 def enable_for_script(**options: Any) -> Lms:
@@ -244,9 +248,15 @@ def current_session() -> Session | None:
     return _running._session if _running is not None else None
 
 
-def stats() -> Stats:
-    """Figures of the session that is on, else of the last one."""
-    return _running.stats() if _running is not None else _last_stats
+def stats(*, floor: bool = False) -> Stats:
+    """Figures of the session that is on, else of the last one.
+
+    Args:
+        floor: as of ``Lms.stats``: fills in ``traffic_ratio``.
+    """
+    if _running is not None:
+        return _running.stats(floor=floor)
+    return _with_floor(_last_stats, _last_kinds if floor else None)
 
 
 def reading() -> Reading | None:
@@ -302,6 +312,11 @@ def touched(*tensors: Any) -> None:
         SessionError: no session is on.
     """
     _required()._session.touched(tensors)
+
+
+def _with_floor(stats: Stats, kinds: list[Kind] | None) -> Stats:
+    """``stats``, with ``traffic_ratio`` if the kinds of steps are given."""
+    return stats if kinds is None else replace(stats, traffic_ratio=traffic_ratio(kinds))
 
 
 def _recorded(found: _Found | None) -> _Found:

@@ -130,7 +130,7 @@ def probe(spill_dir: Path | None = None, *, measure: bool = True) -> Machine:
     found = load.find(builds=False)
     return Machine(
         versions=_versions(),
-        processor=_processor(),
+        processor=processor(),
         accelerators=tuple(_accelerators()),
         memory=memory,
         page_locking=_page_locking(device, memory.binding()[1]),
@@ -193,7 +193,8 @@ def _has_gaps(kind: str) -> bool | None:
     return not re.search(r"expandable_segments\s*:\s*True|backend\s*:\s*cudaMallocAsync", settings)
 
 
-def _processor() -> Processor:
+def processor() -> Processor:
+    """The processor, and what this process has of it."""
     model = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return Processor(
         model=model[1] if model else platform.processor() or platform.machine(),

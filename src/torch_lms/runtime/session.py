@@ -17,7 +17,7 @@ from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.split import RUNS
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
-from torch_lms.engine import REFRESH_EVERY_S
+from torch_lms.engine import REFRESH_EVERY_S, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
 from torch_lms.native.load import IN_PYTHON, Found
 from torch_lms.residency import PageId
@@ -562,16 +562,11 @@ class Session(PageOwner):
         figures = collecting.collect(self._table.backends, self._default.engine.pager.policy.name, self._holds.loans)
         return replace(figures, interposer=self.interposer.name, interposer_reason=self.interposer.reason)
 
-    def traffic_ratio(self) -> float | None:
-        """See ``Stats``.
-
-        Raises:
-            ImportError: scipy is not installed.
-        """
+    def planned_kinds(self) -> list[Kind]:
+        """The kinds of steps for which there are plans, or were since the last ``reset_stats``."""
         with self.lock:
             plans = [backend.plans for backend in self._table.backends if backend.plans is not None]
-            kinds = [kind for cache in plans for kind in cache.kinds]
-        return collecting.traffic_ratio(kinds)
+            return [kind for cache in plans for kind in (*cache.kinds, *cache.past)]
 
     @property
     def last_step(self) -> Step:

@@ -8,19 +8,26 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def checkpoint_blocks(model: "nn.Module") -> None:
-    """Have every block recomputed in backward.
+def checkpoint_blocks(model: "nn.Module", *, keeps_random_state: bool = False) -> int:
+    """Have every block recomputed in backward; gives how many there are.
 
     Blocks are the children of a row: a ``Sequential`` or ``ModuleList`` of several modules of one class, which have
     children of their own. Of rows inside each other, the outermost counts.
+
+    Args:
+        model: whose blocks.
+        keeps_random_state: whether the recomputation draws what forward drew, as it has to where values count.
     """
     inside: set[nn.Module] = set()
+    blocks = 0
     for row in model.modules():
         if row in inside or not _is_row_of_blocks(row):
             continue
         for block in row.children():
             inside.update(block.modules())
-            block.forward = _checkpointed(block.forward)
+            block.forward = _checkpointed(block.forward, keeps_random_state)
+            blocks += 1
+    return blocks
 
 
 def _is_row_of_blocks(module: "nn.Module") -> bool:
@@ -33,12 +40,17 @@ def _is_row_of_blocks(module: "nn.Module") -> bool:
     return len(children) > 1 and len(classes) == 1 and any(True for _ in children[0].children())
 
 
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any], keeps_random_state: bool) -> Callable[..., Any]:
     from torch.utils.checkpoint import checkpoint
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(
-            forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=_as_in_forward, **kwargs
+            forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=keeps_random_state,
+            context_fn=_as_in_forward,
+            **kwargs,
         )
 
     return checkpointed

@@ -28,12 +28,14 @@ class Traced:
     Attributes:
         trace: on fake tensors.
         items: how many pixels, voxels or tokens are in it.
+        item: what these are: "pixels", "voxels", "tokens", "positions", or "samples".
         samples: how many samples are in it.
         gradient_bytes: the size of the gradients of all parameters that are trained.
     """
 
     trace: Trace
     items: int
+    item: str
     samples: int
     gradient_bytes: int
 
@@ -76,6 +78,7 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
     return Traced(
         trace=step,
         items=_items(first),
+        item=_item(first),
         samples=1 if first is None or not first.ndim else int(first.shape[0]),
         gradient_bytes=0 if setting.is_inference else _gradient_bytes(model),
     )
@@ -83,20 +86,41 @@ def _trace(name: str, target: Target, setting: Setting) -> Traced:
 
 def _built(name: str, target: Target, setting: Setting) -> Built:
     """Call the target under ``FakeTensorMode``; without it where making the model or its inputs takes values."""
-    import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     arguments = _arguments(name, target, setting)
-    default_dtype = torch.get_default_dtype()
+    with _default_dtype(setting):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode, _convertible(mode):
+                return _adapted(_checked(name, target(**arguments)), setting)
+        except DataDependentOutputException:
+            return _adapted(_checked(name, target(**arguments)), setting)
+
+
+def built(name: str, target: Target, setting: Setting) -> Built:
+    """Call the target with bytes: its model and inputs are where PyTorch's factories put them, on the default device.
+
+    Errors that are not ours are those of the target.
+
+    Raises:
+        UsageError: the target does not keep the contract, or cannot take the setting.
+    """
+    with _default_dtype(setting):
+        return _adapted(_checked(name, target(**_arguments(name, target, setting))), setting)
+
+
+@contextmanager
+def _default_dtype(setting: Setting) -> Iterator[None]:
+    """Inside, PyTorch makes tensors of the type that ``setting`` asks for."""
+    import torch
+
+    before = torch.get_default_dtype()
     if setting.dtype is not None:
         torch.set_default_dtype(getattr(torch, setting.dtype))
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, _convertible(mode):
-            return _adapted(_checked(name, target(**arguments)), setting)
-    except DataDependentOutputException:
-        return _adapted(_checked(name, target(**arguments)), setting)
+        yield
     finally:
-        torch.set_default_dtype(default_dtype)
+        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -179,6 +203,15 @@ def _items(first: "torch.Tensor | None") -> int:
     if first.ndim > 2:  # channels of a pixel or voxel are one item
         return int(first.numel() // max(1, first.shape[1]))
     return int(first.shape[0])
+
+
+def _item(first: "torch.Tensor | None") -> str:
+    """What ``_items`` counts."""
+    if first is None:
+        return "samples"
+    if not first.is_floating_point():
+        return "tokens"
+    return {4: "pixels", 5: "voxels"}.get(first.ndim, "positions" if first.ndim > 2 else "samples")
 
 
 def _gradient_bytes(model: "torch.nn.Module") -> int:

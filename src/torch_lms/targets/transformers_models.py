@@ -63,6 +63,7 @@ class TransformersModel:
     Attributes:
         optimizer: the one of transformers' Trainer.
         size: what ``--size`` is by default: tokens, the side of an image, or samples of sound.
+        options: the fields of the configuration, with what it says.
     """
 
     optimizer = "adamw"
@@ -71,6 +72,7 @@ class TransformersModel:
         self._name = name
         config = self._config({})
         self.size = _own_size(config, _model_class(config).main_input_name)
+        self.options: dict[str, Any] = config.to_dict()
 
     def __call__(
         self, size: int | None = None, batch: int = 1, dtype: str | None = None, inference: bool = False, **fields: Any

@@ -1,0 +1,189 @@
+"""``torch-lms bench`` as a stranger runs it: trials in processes of their own, killed, gone on with, and refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from torch_lms.bench.results import read
+from torch_lms.bench.trial import COMPLETED, CRASHED, OUT_OF_MEMORY, REFUSED, Trial
+from torch_lms.cli.main import group
+
+TARGETS = '''
+import os, signal
+import torch
+from torch import nn
+
+def wide(size: int = 64, batch: int = 8, width: int = 512, depth: int = 4):
+    """Rows of blocks."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)]
+    return nn.Sequential(*blocks), (torch.randn(batch, size, width),), lambda out: out.square().mean()
+
+def coarse(size: int = 64, batch: int = 32, width: int = 1024, depth: int = 4):
+    if batch % 32:
+        raise ValueError(f"batch must be a multiple of 32, not {batch}")
+    return wide(size, batch, width, depth)
+
+class Killed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(x)
+
+def killed(size: int = 4, batch: int = 1):
+    return Killed(), (torch.ones(batch, 4),)
+
+class Raising(Killed):
+    def forward(self, x):
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            raise ZeroDivisionError("of its own")
+        return self.inner(x)
+
+def raising(size: int = 4, batch: int = 1):
+    return Raising(), (torch.ones(batch, 4),)
+'''
+
+
+@pytest.fixture
+def targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with targets, in a directory of its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TARGETS)
+    return "mine.py"
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(group, ["bench", *arguments], standalone_mode=False)
+
+
+def made(*arguments: str) -> list[Trial]:
+    """The trials of a command that succeeds."""
+    result = bench(*arguments, "-o", "r.jsonl")
+    assert result.return_value == 0, result.output or result.exception
+    return read(Path("r.jsonl"))[1]
+
+
+def test_ways_side_by_side_have_the_same_losses(targets: str) -> None:
+    ways = "none,planned,checkpoint,hooks,save_on_cpu"
+    trials = made(
+        f"{targets}:wide", "--size", "128", "--set", "width=256", "--limit", "4MB", "--against", ways, "--steps", "2"
+    )
+    by_way = {found.way: found for found in trials}
+    assert by_way.pop("save_on_cpu").outcome == REFUSED
+    assert {found.outcome for found in by_way.values()} == {COMPLETED}
+    assert {tuple(found.losses[:5]) for found in by_way.values()} == {tuple(by_way["none"].losses)}
+    planned, stock = by_way["planned"], by_way["none"]
+    assert planned.limit_bytes == 4_000_000
+    assert planned.demand_bytes == planned.forecast["demand_bytes"]
+    assert planned.evicted_bytes
+    assert planned.peak_disk_bytes
+    assert planned.warm_up.planned_steps
+    assert planned.ledger_bytes is not None
+    assert planned.ledger_bytes < planned.demand_bytes
+    assert stock.peak_device_bytes
+    assert (stock.overhead, stock.evicted_bytes) == (0.0, None)
+    assert stock.items_per_s == pytest.approx(8 * 128 / sorted(stock.step_s)[0], rel=0.9)
+    assert by_way["hooks"].evicted_bytes == by_way["hooks"].fetched_bytes
+    assert len(planned.step_s) == len(stock.step_s) == 2
+
+
+CARD = ("--as-card", "300MB", "--limit", "40MB", "--steps", "1")
+
+
+def test_the_largest_on_a_smaller_card_is_found_by_running(targets: str) -> None:
+    """The target takes multiples of 32."""
+    files = ("-o", "f.jsonl", "--json", "f.json", "--csv", "f.csv")
+    result = bench(f"{targets}:coarse", *CARD, "--find", "batch", "--against", "none", *files)
+    assert result.return_value == 0, result.output
+    assert "largest batch that trains" in result.output
+    (none,) = json.loads(Path("f.json").read_text())["found"]
+    assert none["largest"] > 0
+    assert none["fails"] == none["largest"] + 32
+    trials = read(Path("f.jsonl"))[1]
+    assert {found.outcome for found in trials} == {COMPLETED, OUT_OF_MEMORY}
+    assert Path("f.csv").read_text().count("\n") == 1 + sum(found.is_completed for found in trials)
+
+
+def test_lms_trains_on_a_card_where_stock_does_not(targets: str) -> None:
+    stock, planned = made(f"{targets}:coarse", *CARD, "--batch", "96", "--against", "planned,none")
+    assert (stock.way, stock.outcome, planned.outcome) == ("none", OUT_OF_MEMORY, COMPLETED)
+    assert "allocate memory" in stock.reason
+    assert planned.limit_bytes == 40_000_000
+    assert stock.forecast["demand_bytes"] == planned.demand_bytes
+
+
+def test_what_a_kill_leaves_is_gone_on_with(targets: str) -> None:
+    arguments = [f"{targets}:wide", "--sweep", "batch=1,2", "--against", "none", "--steps", "1"]
+    command = [sys.executable, "-m", "torch_lms", "bench", *arguments, "-o", "r.jsonl"]
+    file = Path("r.jsonl")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and (not file.exists() or file.read_bytes().count(b"\n") < 2):
+            time.sleep(0.02)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(process.pid, signal.SIGKILL)
+    assert len(read(file)[1]) == 1
+    first = file.read_text()
+    file.write_text(first + '{"way": "no')
+    result = bench(*arguments, "-o", "r.jsonl")
+    assert result.return_value == 0, result.output
+    assert "its last line was cut off, and is dropped" in result.output
+    assert "1 trials are known" in result.output
+    assert file.read_text().startswith(first)
+    assert [found.point["batch"] for found in read(file)[1]] == [1, 2]
+    assert not [child for child in children if Path("/proc", child).exists()]  # a trial ends with its parent
+
+
+def test_crashes_are_results_and_nothing_that_completes_is_a_failure(targets: str) -> None:
+    killed = bench(f"{targets}:killed", "--against", "none", "-o", "killed.jsonl")
+    assert killed.return_value == 1
+    assert "none of 1 trials completed" in killed.output
+    assert "The results are kept in" in killed.output
+    (found,) = read(Path("killed.jsonl"))[1]
+    assert (found.outcome, found.reason[:35]) == (CRASHED, "the process was ended by SIGKILL, a")
+    assert bench(f"{targets}:raising", "--against", "none", "-o", "raising.jsonl").return_value == 1
+    (found,) = read(Path("raising.jsonl"))[1]
+    assert (found.outcome, found.reason) == (CRASHED, "ZeroDivisionError: of its own")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--find", "tokens"], "works on"),
+        (["--sweep", "colour=1,2"], "expected --sweep NAME="),
+        (["--against", "all"], "--against expects names of none, "),
+        (["--as-card", "900TB"], "--as-card expects at most what this machine has"),
+        (["--find", "size", "--sweep", "size=1,2"], "expected --find or --sweep; got both"),
+        (["--set", "colour=3"], "takes size, batch, width, depth; got colour"),
+        (["--limit", "much"], "--limit must be bytes"),
+        (["-o", "-"], "-o expects a file"),
+        (["--device", "abacus"], "--device expects one of"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_sentence(targets: str, arguments: list[str], said: str) -> None:
+    result = bench(f"{targets}:wide", *arguments)
+    assert result.return_value != 0
+    assert said in (result.output + str(result.exception))
+
+
+def test_a_target_without_that_dimension_is_refused(targets: str) -> None:
+    result = bench(f"{targets}:killed", "--find", "depth")
+    assert "cannot be cut down in depth" in str(result.exception)
+
+
+def test_rates_and_points_of_other_dimensions(targets: str) -> None:
+    trials = made(f"{targets}:wide", "--sweep", "depth=1,2", "--against", "none", "--steps", "1")
+    points: list[Any] = [found.point for found in trials]
+    assert points == [{"size": 64, "batch": 8, "depth": 1}, {"size": 64, "batch": 8, "depth": 2}]
