@@ -31,7 +31,7 @@ FLOORS: dict[str, frozenset[str]] = {
     "stores": MODELS,
     "capture": MODELS | {"engine"},
     "runtime": MECHANISMS | {"sim", "planner"},
-    "report": GROUND | {"timeline", "machine"},
+    "report": MODELS | {"engine", "sim", "planner"},
     "compiler": frozenset({"capture", "runtime"}),
     "compat": MECHANISMS | {"planner", "runtime"},
     "notebook": frozenset({"units", "runtime"}),
