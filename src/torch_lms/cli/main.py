@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "Run a Python script or module, unmodified, with LMS on.",
     "trace": "Summarize a recorded step: how much it holds when, and who holds the peak.",
     "plan": "Will it fit, and how fast? On this machine, or on one of a catalogue.",
+    "report": "Show timelines, sweeps, trainings and pictures as one page that opens in any browser.",
     "doctor": "Show what this machine has: device, memory, limits, speed of every link.",
 }
 

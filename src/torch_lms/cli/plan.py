@@ -9,7 +9,7 @@ import click
 
 from torch_lms.answers import CHECKPOINT, Answer, Question, answer, largest
 from torch_lms.cli.plan_report import show
-from torch_lms.cli.timeline_file import of_answer
+from torch_lms.cli.plan_timeline import of_answer
 from torch_lms.cli.tune import tune_option
 from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
@@ -209,9 +209,7 @@ def _step_s(found: Answer) -> float:
     return inf if step_s is None else step_s
 
 
-def _write_timeline(
-    name: str, found: Answer, machine: Machine, calibration: Calibration, target: JsonTarget
-) -> None:
+def _write_timeline(name: str, found: Answer, machine: Machine, calibration: Calibration, target: JsonTarget) -> None:
     forecast = found.forecast
     if not forecast.fits_with:
         raise click.ClickException(f"no timeline: {forecast.advice}")

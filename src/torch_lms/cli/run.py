@@ -218,10 +218,11 @@ def _write_step(run: _Run, step: "Step", stats: "Stats", targets: _Targets) -> N
     if targets.trace is not None and step.trace is not None:
         _write(partial(write_text, "".join(f"{line}\n" for line in trace_lines(step.trace))), targets.trace)
     if targets.timeline is not None and step.timeline is not None:
-        from torch_lms.cli.timeline_file import of_run
+        from torch_lms.report.run_timeline import of_run
 
         title = " ".join([Path(run.script).name, *run.arguments])
-        _write(partial(write_json, of_run(title, step, stats)), targets.timeline)
+        file = of_run(title, step.timeline, step.trace, stats.as_dict(), step.device, step.overlap_penalty)
+        _write(partial(write_json, file), targets.timeline)
     if (targets.trace and step.trace is None) or (targets.timeline and step.timeline is None):
         print("torch-lms: no step was recorded: room was never short. Set a lower --limit", file=sys.stderr)
 

@@ -44,6 +44,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
     ready = None
     losses: list[str] = []
     steps_s: list[float] = []
+    moved: list[dict[str, float]] = []
     last: dict[str, Any] = {}
     # -P: without it the directory of the script, full of modules of ours, comes before the standard library.
     command = [sys.executable, "-P", str(SCRIPT), *arguments]
@@ -55,6 +56,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
                 case "step":
                     losses.append(event["loss"])
                     steps_s.append(event["seconds"])
+                    moved.append(event.get("moved", {}))
                     on_step()
                 case outcome:
                     last = {"outcome": Outcome(outcome), **event}
@@ -62,7 +64,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
         errors.seek(0)
         if not last or (exit_code and last["outcome"] is Outcome.COMPLETED):
             last |= _unreported_end(exit_code, errors.read().strip())
-    return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), **last)
+    return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), moved=tuple(moved), **last)
 
 
 @contextmanager

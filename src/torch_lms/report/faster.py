@@ -108,13 +108,11 @@ def _faster(link: LinkSpeeds, factor: int) -> LinkSpeeds:
 def with_half_the_batch(trace: Trace) -> Trace:
     """The step with half of each sample-sized page and of the seconds: a smaller working set (W).
 
-    Pages that were there before the step, or that are as large as one of these, are taken for weights, their gradients
-    and the optimizer's: they stay as they are.
+    Pages that are there before each step and after it, or that are as large as one of these, are taken for weights,
+    their gradients and the optimizer's: they stay as they are.
     """
-    kept = {page.nbytes for page in trace.pages if page.born < 0}
-    pages = tuple(
-        page if page.born < 0 or page.nbytes in kept else page._replace(nbytes=page.nbytes // 2) for page in trace.pages
-    )
+    kept = {page.nbytes for page in trace.pages if page.born < 0 and page.successor >= 0}
+    pages = tuple(page if page.nbytes in kept else page._replace(nbytes=page.nbytes // 2) for page in trace.pages)
     ops = tuple(op._replace(seconds=op.seconds / 2, new_bytes=_new_bytes(op.creates, pages)) for op in trace.ops)
     return Trace(pages, ops)
 

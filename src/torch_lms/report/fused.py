@@ -97,7 +97,8 @@ def _runs(pages: Sequence[TracedPage], groups: Sequence[_Group], most_bytes: int
     """``groups``, several at a time up to ``most_bytes``."""
     run = _Group()
     for group in groups:
-        nbytes = sum(pages[page].nbytes for page in {*run.pages, *group.pages})
+        kept = {*run.pages, *group.pages} - run.temporaries - group.temporaries
+        nbytes = sum(pages[page].nbytes for page in kept)
         if run.pages and nbytes > most_bytes:
             yield run
             run = _Group()

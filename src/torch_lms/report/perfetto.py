@@ -1,7 +1,8 @@
 """A timeline in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Source: "Trace Event Format", Google, 2016: complete events (X), counters (C), names of threads (M); times in
-microseconds. What the format has no place for, such as the lives of pages, stands under ``otherData``, where both let it be.
+microseconds. What the format has no place for, such as the lives of pages, stands under ``otherData``, which both leave
+alone.
 """
 
 from collections.abc import Mapping

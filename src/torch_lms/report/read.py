@@ -16,15 +16,15 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _BENCH = "torch-lms bench"
 _BENCH_VERSION = 1
 _OURS = (
-    "a timeline (run or plan --timeline), a trace (run --trace), forecasts (plan --json), results (bench, run, train or "
-    "demo --json), a log.jsonl of train, or a PNG file"
+    "a timeline (run or plan --timeline), a trace (run --trace), forecasts (plan --json), results (bench, run, train "
+    "or demo --json), a log.jsonl of train, or a PNG file"
 )
 _IN_FOLDER = ("log.jsonl", "*.png")
 """What is taken of a folder: that of a training."""
 
 
 def read_all(paths: Iterable[Path]) -> Contents:
-    """Read ``paths``; of a folder, the log and the pictures in it. What cannot be read is complained of, and left out."""
+    """Read ``paths``; of a folder, its log and pictures. What cannot be read is complained of, and left out."""
     contents = Contents()
     for path in _files(paths, contents):
         name = f"{path.parent.name}/{path.name}" if path.name == "log.jsonl" else path.name

@@ -35,7 +35,10 @@ class TimelineFile:
     def link(self) -> LinkSpeeds | None:
         """The speeds of the link; None where they are not known."""
         found = self.about.get("link")
-        return None if found is None else LinkSpeeds(**{n: inf if v is None else v for n, v in found.items()})
+        if found is None:
+            return None
+        speeds: dict[str, Any] = {name: inf if value is None else value for name, value in found.items()}
+        return LinkSpeeds(**speeds)
 
     @property
     def tiers(self) -> dict[Tier, int]:

@@ -14,9 +14,7 @@ def laid_out(trace: Trace) -> Timeline:
     is_timed = trace.seconds > 0
     seconds = [op.seconds if is_timed else _UNKNOWN_S for op in trace.ops]
     begins_s = [0.0, *accumulate(seconds)]
-    spans = [
-        Span(Lane.COMPUTE, op.name, begins_s[number], begins_s[number + 1]) for number, op in enumerate(trace.ops)
-    ]
+    spans = [Span(Lane.COMPUTE, op.name, begins_s[number], begins_s[number + 1]) for number, op in enumerate(trace.ops)]
     births: dict[int, int] = {}
     lives = []
     for number, page in enumerate(trace.pages):
