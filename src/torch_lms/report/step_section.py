@@ -17,6 +17,7 @@ from torch_lms.units import format_bytes, format_seconds
 
 _LARGEST = 12
 _WAITS = 10
+_NOTHING_S = 1e-9
 _MAX_FLOOR_OPS = 800
 """Of longer steps the floor is not told: its linear program takes minutes."""
 
@@ -94,7 +95,7 @@ def _time(figures: StepFigures) -> Table:
         "plans are made": figures.busy_s(Lane.PLANNING),
         "the exchange between ranks": figures.busy_s(Lane.COLLECTIVE),
     }
-    shown = {name: seconds for name, seconds in values.items() if seconds or name == "operations"}
+    shown = {name: seconds for name, seconds in values.items() if seconds > _NOTHING_S or name == "operations"}
     whole_s = figures.end_s or 1.0
     cells: list[Cell] = [Bar(min(1.0, s / whole_s), format_seconds(s)) for s in shown.values()]
     rows = [

@@ -110,23 +110,24 @@ const TIERS = [
 ];
 
 function memoryChart(element, step, view) {
-  const data = memoryData(step);
-  const isTold = data.slice(1).map((values) => values.some((value) => value !== null && value > 0));
+  const whole = memoryData(step);
+  const isTold = whole.slice(1).map((values) => values.some((value) => value !== null && value > 0));
+  const told = TIERS.filter((tier, place) => isTold[place]);
+  const data = whole.filter((values, place) => place === 0 || isTold[place - 1]);
   const options = {
     width: widthOf(element),
     height: 260,
     scales: { x: { time: false, min: view.shown[0], max: view.shown[1] }, y: { range: (chart, least, most) => [0, 1.08 * Math.max(most || 1, step.limit || 0)] } },
     cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps", setSeries: false } },
-    legend: { markers: { dash: (chart, place) => (place === 0 || TIERS[place - 1].dash.length === 0 ? "solid" : "dashed") } },
+    legend: { markers: { dash: (chart, place) => (place === 0 || told[place - 1].dash.length === 0 ? "solid" : "dashed") } },
     axes: [
       { ...axisStyle(), values: (chart, splits) => splits.map(secondsText), space: 70 },
       { ...axisStyle(), size: 76, values: (chart, splits) => splits.map(bytesText) },
     ],
     series: [
       { label: "at", value: (chart, value) => (value === null ? "–" : secondsText(value)) },
-      ...TIERS.map((tier, place) => ({
+      ...told.map((tier) => ({
         label: tier.label,
-        show: isTold[place],
         stroke: () => cssColor(tier.color),
         width: tier.width,
         dash: tier.dash,
@@ -156,7 +157,12 @@ function drawLimit(chart, limit) {
   ctx.lineTo(bbox.left + bbox.width, top);
   ctx.stroke();
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
-  ctx.textAlign = "right";
-  ctx.fillText(`limit ${bytesText(limit)}`, bbox.left + bbox.width - 4 * ratio, top - 4 * ratio);
+  const text = `limit ${bytesText(limit)}`;
+  const width = ctx.measureText(text).width;
+  ctx.fillStyle = cssColor("paper");
+  ctx.fillRect(bbox.left + 4 * ratio, top - 16 * ratio, width + 6 * ratio, 14 * ratio);
+  ctx.fillStyle = cssColor("wait");
+  ctx.textAlign = "left";
+  ctx.fillText(text, bbox.left + 7 * ratio, top - 5 * ratio);
   ctx.restore();
 }
