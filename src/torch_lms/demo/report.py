@@ -226,7 +226,7 @@ def _rows(demo: Demo) -> dict[str, Callable[[Run], str]]:
         "evicted": lambda run: _bytes(run.stats and run.stats["evicted_bytes"]),
         "fetched": lambda run: _bytes(run.stats and run.stats["fetched_bytes"]),
         "recomputed": lambda run: _bytes(run.stats and run.stats.get("recomputed_bytes")),
-        "last loss": lambda run: repr(run.losses[-1]) if run.losses else "-",
+        "last loss": lambda run: f"{run.losses[-1]:.8f}" if run.losses else "-",
         "Dice": lambda run: "\n".join(f"{tissue} {dice:.3f}" for tissue, dice in (run.dice or {}).items()) or "-",
     }
 

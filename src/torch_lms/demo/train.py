@@ -259,9 +259,8 @@ def main() -> None:
         if arguments.lms:
             import torch_lms
 
-            limit = arguments.lms_limit or "auto"
             recompute = not arguments.no_recompute
-            lms = session.enter_context(torch_lms.session(limit, spill_dir=arguments.spill_dir, recompute=recompute))
+            lms = session.enter_context(torch_lms.session(spill_dir=arguments.spill_dir, recompute=recompute))
         scan, labels = load_volume(arguments.volume, device)
         model = new_model(arguments.weights, device)
         prediction = train(model, scan, labels, arguments.steps, arguments.learning_rate, lms)
@@ -300,7 +299,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rlimit-data", type=int, help="bytes of RLIMIT_DATA")
     parser.add_argument("--memory-fraction", type=float, help="share of the GPU's memory")
     parser.add_argument("--lms", action="store_true")
-    parser.add_argument("--lms-limit", type=int, help="with --lms: bytes for tensors; by default what there is")
     parser.add_argument("--no-recompute", action="store_true", help="with --lms: move only")
     parser.add_argument("--timeline-to", type=Path, help="with --lms: write the last step there")
     parser.add_argument("--title", default="", help="of that step")

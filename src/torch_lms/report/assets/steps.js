@@ -158,11 +158,11 @@ function drawLimit(chart, limit) {
   ctx.stroke();
   ctx.font = `${11 * ratio}px system-ui, sans-serif`;
   const text = `limit ${bytesText(limit)}`;
-  const width = ctx.measureText(text).width;
-  ctx.fillStyle = cssColor("paper");
-  ctx.fillRect(bbox.left + 4 * ratio, top - 16 * ratio, width + 6 * ratio, 14 * ratio);
-  ctx.fillStyle = cssColor("wait");
   ctx.textAlign = "left";
+  ctx.setLineDash([]);
+  ctx.lineWidth = 3 * ratio;
+  ctx.strokeStyle = cssColor("paper");
+  ctx.strokeText(text, bbox.left + 7 * ratio, top - 5 * ratio);
   ctx.fillText(text, bbox.left + 7 * ratio, top - 5 * ratio);
   ctx.restore();
 }
