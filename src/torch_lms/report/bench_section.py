@@ -46,7 +46,7 @@ def _plain(value: Any) -> list[str]:
     if not isinstance(value, Mapping):
         return [] if value in (None, "") else [str(value)]
     known = {name: each for name, each in value.items() if each is not None and not isinstance(each, Mapping | list)}
-    return [f"{name} {each}" for name, each in known.items()]
+    return [str(each) if name == "name" else f"{name} {each}" for name, each in known.items()]
 
 
 def _axis(trials: Sequence[Row]) -> str | None:

@@ -9,7 +9,7 @@ function lineChart(element, spec) {
   const options = {
     width: widthOf(element),
     height: 280,
-    scales: { x: { time: false, min: view.shown[0], max: view.shown[1] }, y: { range: yRange } },
+    scales: { x: { time: false, min: view.shown[0], max: view.shown[1] }, y: { range: (chart, low, high) => yRange(low, most(spec, high)) } },
     cursor: { drag: { x: true, y: false, setScale: false } },
     legend: { markers: { dash: (chart, place) => (place === 0 || DASHES[(place - 1) % 6].length === 0 ? "solid" : "dashed") } },
     axes: [
@@ -36,8 +36,14 @@ function lineChart(element, spec) {
   return chart;
 }
 
+// The bands' ends count, too.
+function most(spec, high) {
+  const ends = spec.series.flatMap((series) => series.high).filter((value) => value !== null);
+  return high === null || ends.length === 0 ? high : Math.max(high, ...ends);
+}
+
 // From zero, where that does not hide what differs.
-function yRange(chart, least, most) {
+function yRange(least, most) {
   if (least === null || most === null) return [0, 1];
   if (least >= 0 && least < 0.6 * most) return [0, most * 1.08 || 1];
   const margin = (most - least) * 0.1 || Math.abs(most) * 0.1 || 1;
@@ -49,6 +55,7 @@ function drawPoints(chart, spec) {
   const ratio = devicePixelRatio;
   const [least, most] = [chart.scales.x.min, chart.scales.x.max];
   ctx.save();
+  ctx.setLineDash([]); // the last line's are still in force
   ctx.lineWidth = 1.5 * ratio;
   spec.series.forEach((series, place) => {
     if (!chart.series[place + 1].show) return;

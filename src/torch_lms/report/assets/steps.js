@@ -149,7 +149,8 @@ function drawLimit(chart, limit) {
   const ratio = devicePixelRatio;
   const top = chart.valToPos(limit, "y", true);
   ctx.save();
-  ctx.strokeStyle = ctx.fillStyle = cssColor("wait");
+  ctx.fillStyle = cssColor("wait");
+  ctx.strokeStyle = cssColor("wait");
   ctx.lineWidth = 1.5 * ratio;
   ctx.setLineDash([14 * ratio, 6 * ratio]);
   ctx.beginPath();
