@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from torch_lms.cli.failure import FAILED
-from torch_lms.cli.report import html_target, made_by
+from torch_lms.cli.file_named import file_named
+from torch_lms.cli.report import made_by
 from torch_lms.output import JsonTarget, json_option, people_console, write_json, write_text
 
 if TYPE_CHECKING:
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 
 
 _DEFAULT_SIZE = 2
-
-
-def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
-    """Check the name before the work begins, as the JSON's name is checked."""
-    if value.suffix.lower() != ".png":
-        raise click.BadParameter(f"expected the name of a .png file, got {str(value)!r}")
-    if not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no directory {str(value.absolute().parent)!r}")
-    return value.absolute()
 
 
 @click.command()
@@ -49,7 +41,7 @@ def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) 
     default="torch-lms-demo.png",
     show_default=True,
     metavar="FILE",
-    callback=_picture_target,
+    callback=file_named("a .png file", ".png"),
     help="Where to draw a slice of the brain: scan, truth, prediction.",
 )
 @click.option(
@@ -59,7 +51,7 @@ def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) 
     default="torch-lms-demo.html",
     show_default=True,
     metavar="FILE",
-    callback=html_target,
+    callback=file_named("an .html file", ".html", ".htm"),
     help="Where to write what was seen, for a browser.",
 )
 @json_option

@@ -6,19 +6,11 @@ from pathlib import Path
 import click
 
 from torch_lms.cli.failure import FAILED
+from torch_lms.cli.file_named import file_named
 from torch_lms.output import write_text
 
 _MAX_BYTES = 6_000_000
 """Of a report that still opens at once."""
-
-
-def html_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
-    """A click callback that gives an HTML file in a folder that exists, checked before the work begins."""
-    if value.suffix.lower() not in (".html", ".htm"):
-        raise click.BadParameter(f"expected the name of an .html file, got {str(value)!r}")
-    if not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no directory {str(value.absolute().parent)!r}")
-    return value.absolute()
 
 
 @click.command()
@@ -30,7 +22,7 @@ def html_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> P
     default="report.html",
     show_default=True,
     metavar="FILE",
-    callback=html_target,
+    callback=file_named("an .html file", ".html", ".htm"),
     help="The file to write.",
 )
 @click.option("--title", default="torch-lms report", show_default=True, help="Its heading.")
@@ -41,11 +33,6 @@ def command(files: tuple[Path, ...], output: Path, title: str) -> int:
     train or demo --json), a log.jsonl, PNG files, or the folder of a training. What cannot be read is said, and left
     out.
     """
-    return write_report(files, output, title)
-
-
-def write_report(files: tuple[Path, ...], output: Path, title: str) -> int:
-    """Write the report, and say where; gives the exit code: 1 if any of ``files`` could not be read."""
     from torch_lms.report.page import page
     from torch_lms.report.read import read_all
 
