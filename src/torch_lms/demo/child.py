@@ -1,6 +1,7 @@
 """Runs the training script in a process of its own, and gathers the events that it prints."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -69,7 +70,11 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
 
 @contextmanager
 def _started(command: list[str], errors: Any) -> "Iterator[subprocess.Popen[str]]":
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+    # The training has all cores, and a planner beside it was not done within the demo: plans are made between steps.
+    environment = {"TORCH_LMS_PLANNING": "at-once", **os.environ}
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )
     with child:
         try:
             yield child
