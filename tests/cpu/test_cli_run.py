@@ -354,8 +354,12 @@ def test_trace_and_timeline_of_the_last_step(desk: Desk) -> None:
     script = desk.write("train.py", TRAIN.format(ending=""))
     ended = desk.run([*LMS, "--limit", "12MB", "--trace", "t.jsonl", "--timeline", "t.json"], script, "5")
     assert (ended.code, ended.stderr) == (0, "")
-    events = json.loads((desk.directory / "t.json").read_text())["traceEvents"]
-    assert {"evict", "fetch", "aten::addmm"} <= {event["name"] for event in events}
+    written = json.loads((desk.directory / "t.json").read_text())
+    assert {"evict", "fetch", "aten::addmm"} <= {event["name"] for event in written["traceEvents"]}
+    about = written["otherData"]
+    assert (about["what"], about["title"], about["limit_bytes"]) == ("run", "train.py 5", 12_000_000)
+    assert about["trace"] == (desk.directory / "t.jsonl").read_text().splitlines()
+    assert "aten::addmm" in {life["made_by"] for life in about["lives"]}
     summary = desk.run([sys.executable, "-m", "torch_lms", "trace"], "t.jsonl", "--json", "summary.json")
     assert (summary.code, summary.stderr) == (0, "")
     assert "aten::addmm" in summary.stdout

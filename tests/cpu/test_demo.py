@@ -25,6 +25,7 @@ from torch_lms.demo import runs as demo_runs
 from torch_lms.demo import train as demo_train
 from torch_lms.demo.child import Ready, train
 from torch_lms.demo.data import Brain, read_brain, write_volume
+from torch_lms.demo.page import demo_page
 from torch_lms.demo.picture import Captions, write_picture
 from torch_lms.demo.report import Demo, Outcome, Run, as_json, shortcomings, table, verdict
 
@@ -63,6 +64,8 @@ def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--picture", "brain.jpg"], "expected the name of a .png file"),
         (["--picture", "/missing/brain.png"], "there is no directory '/missing'"),
         (["--spill-dir", "/missing"], "does not exist"),
+        (["--report", "/missing/demo.html"], "there is no directory '/missing'"),
+        (["--report", "demo.txt"], "expected the name of an .html file"),
         (["--json", "/missing/out.json"], "there is no directory '/missing'"),
     ],
 )
@@ -177,6 +180,15 @@ def test_child_with_lms_loses_no_bit(arguments: list[str], tmp_path: Path) -> No
     assert run.stats["steps"] == 2
 
 
+def test_child_tells_of_each_step_what_lms_did(arguments: list[str], tmp_path: Path) -> None:
+    timeline = tmp_path / "lms.json"
+    _, run = train([*arguments, "--lms", "--no-recompute", f"--spill-dir={tmp_path}", f"--timeline-to={timeline}"])
+    assert [set(moved) for moved in run.moved] == [set(demo_train.COUNTED)] * 2
+    assert run.stats is not None
+    assert sum(moved["evicted_bytes"] for moved in run.moved) == run.stats["evicted_bytes"]
+    assert timeline.is_file() == (run.stats["evicted_bytes"] > 0)
+
+
 def test_child_under_a_limit_runs_out_of_memory(arguments: list[str]) -> None:
     ready, _ = train([*arguments, "--steps=1"])
     assert ready is not None
@@ -274,12 +286,16 @@ def test_reference_that_does_not_complete_ends_the_demo(outcome: Outcome, expect
 @pytest.fixture
 def shown() -> Demo:
     """As it should be."""
-    stats = {"limit_bytes": 300 * MB, "evicted_bytes": 2000 * MB, "fetched_bytes": 0}
+    stats = {"limit_bytes": 300 * MB, "evicted_bytes": 2000 * MB, "fetched_bytes": 0, "recomputed_bytes": 120 * MB}
+    stats["link_bytes_per_s"] = {"out": 600 * MB, "in": 800 * MB}
+    moved = [{"planned_steps": step == 2, "evicted_bytes": 500 * MB, "recomputed_bytes": 120 * MB} for step in range(3)]
+    moved_only = [{**each, "evicted_bytes": 700 * MB, "recomputed_bytes": 0} for each in moved]
     dice = {"grey": 0.87, "white": 0.85}
     return Demo(
-        reference=Run(Outcome.COMPLETED, LOSSES, (3.0, 2.0, 2.0), dice, 1400 * MB),
+        reference=Run(Outcome.COMPLETED, LOSSES, (3.0, 2.0, 2.0), dice=dice, peak_rss_bytes=1400 * MB),
         stock=Run(Outcome.OUT_OF_MEMORY, peak_rss_bytes=800 * MB, message="can't allocate memory"),
-        lms=Run(Outcome.COMPLETED, LOSSES, (6.0, 5.0, 4.0), dice, 680 * MB, stats=stats),
+        lms=Run(Outcome.COMPLETED, LOSSES, (6.0, 5.0, 4.0), tuple(moved), dice, 680 * MB, stats=stats),
+        moves=Run(Outcome.COMPLETED, LOSSES, (6.0, 5.0, 4.5), tuple(moved_only), dice, 680 * MB, stats=stats),
         idle_rss_bytes=200 * MB,
         budget_bytes=600 * MB,
         rlimit_data_bytes=830 * MB,
@@ -297,9 +313,26 @@ def test_success(shown: Demo) -> None:
     assert list(shortcomings(shown)) == []
     assert shown.identical
     assert shown.peak_ratio == pytest.approx(0.4)
-    said = verdict(shown)
-    for expected in ("600 MB", "in step 1", "identical to the bit", "40%", "2.5 times"):
-        assert expected in said
+    fits, costs, recomputes = verdict(shown)
+    for expected in ("600 MB", "in step 1", "identical to the bit", "40%"):
+        assert expected in fits
+    assert costs.startswith("The first step took 6 s, and from step 3 on steps follow a plan and take 4 s, 2.0 times")
+    assert "600 MB/s out and 800 MB/s in plans recompute 120 MB a step and evict 500 MB" in recomputes
+    assert "moving alone evicts 700 MB (4.5 s a step)" in recomputes
+
+
+def test_a_demo_in_which_no_step_followed_a_plan_says_so(shown: Demo) -> None:
+    _, costs, recomputes = verdict(changed("lms", moved=())(shown))
+    assert costs.startswith("No step followed a plan to its end: they took 5 s, 2.5 times as long")
+    assert "too few steps followed a plan" in recomputes
+
+
+def test_the_report_has_the_table_the_sentences_and_the_picture(shown: Demo, tmp_path: Path) -> None:
+    picture = tmp_path / "brain.png"
+    Image.new("RGB", (8, 8)).save(picture)
+    written = demo_page(shown, tmp_path, picture, "made by a test")
+    for expected in ("The first step took 6 s", "Seconds of each step", "1.4 GB", "data:image/png;base64", "brain.png"):
+        assert expected in written
 
 
 def test_table_shows_every_figure(shown: Demo) -> None:
@@ -309,10 +342,12 @@ def test_table_shows_every_figure(shown: Demo) -> None:
         "1.4 GB",
         "480 MB",
         "2 s",
-        "5 s",
+        "planned 4 s",
+        "120 MB",
         "2 GB",
         "0 B",
         "0.375",
+        "moves",
         "white 0.850",
         "830 MB",
     ):
@@ -324,7 +359,7 @@ def test_json_has_the_promised_keys(shown: Demo) -> None:
     result = as_json(shown)
     assert result["identical"] is True
     assert (result["limit_bytes"], result["rlimit_data_bytes"]) == (300 * MB, 830 * MB)
-    assert list(result["runs"]) == ["reference", "stock", "lms"]
+    assert list(result["runs"]) == ["reference", "stock", "lms", "moves"]
     assert result["runs"]["lms"]["losses"] == [0.75, 0.5, 0.375]
     assert result["runs"]["lms"]["stats"]["evicted_bytes"] == 2000 * MB
     assert result["runs"]["stock"]["step_s"] is None
@@ -358,10 +393,10 @@ def changed(run: str, **values: Any) -> Callable[[Demo], Demo]:
     ],
 )
 def test_shortcoming_is_said_and_exits_with_one(
-    shown: Demo, monkeypatch: pytest.MonkeyPatch, change: Callable[[Demo], Demo], expected: str
+    shown: Demo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Callable[[Demo], Demo], expected: str
 ) -> None:
     monkeypatch.setattr(demo_runs, "perform", lambda _: change(shown))
-    result = obeyed("--json", "-")
+    result = obeyed("--json", "-", "--report", str(tmp_path / "demo.html"))
     assert result.return_value == 1
     assert expected in result.stderr
     assert ("Traceback" in result.stderr) == (Outcome.FAILED in {run.outcome for run in change(shown).runs.values()})
@@ -376,10 +411,14 @@ def test_one_loss_bit_is_a_difference(shown: Demo) -> None:
 
 def test_success_prints_table_verdict_and_picture(shown: Demo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(demo_runs, "perform", lambda _: shown)
-    result = obeyed("--json", str(tmp_path / "demo.json"), "--picture", str(tmp_path / "brain.png"))
+    report = tmp_path / "demo.html"
+    result = obeyed(
+        *("--json", str(tmp_path / "demo.json"), "--picture", str(tmp_path / "brain.png"), "--report", str(report))
+    )
     assert result.return_value == 0
     assert "identical to the bit" in result.stdout
     assert str(tmp_path / "brain.png") in result.stdout
+    assert "The first step took 6 s" in report.read_text()
     assert json.loads((tmp_path / "demo.json").read_text())["identical"] is True
 
 
@@ -439,7 +478,11 @@ def test_stock_fails_and_lms_trains_to_the_same_bits(tmp_path: Path) -> None:
     assert runs["stock"]["outcome"] == "out_of_memory"
     assert runs["lms"]["outcome"] == runs["reference"]["outcome"] == "completed"
     assert result["identical"] is True
-    assert runs["lms"]["losses"] == runs["reference"]["losses"]
+    assert runs["moves"]["outcome"] == "completed"
+    assert runs["lms"]["losses"] == runs["moves"]["losses"] == runs["reference"]["losses"]
+    assert runs["moves"]["stats"]["recomputed_bytes"] == 0
+    assert len(result["seen"]) == 3
+    assert "What would make it faster" in (tmp_path / "torch-lms-demo.html").read_text()
     above_idle = {name: run["peak_rss_bytes"] - result["idle_rss_bytes"] for name, run in runs.items()}
     assert above_idle["lms"] < 0.6 * above_idle["reference"]
     assert runs["lms"]["stats"]["evicted_bytes"] > 0

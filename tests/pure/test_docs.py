@@ -25,7 +25,14 @@ DOCUMENTS = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/design.md", "docs/reliability.md", "docs/errors.md", "docs/planning.md"),
     *("docs/machines.md", "docs/workloads.md", "docs/adding-a-workload.md", "docs/articles.md", "docs/validation.md"),
-    *("docs/bench.md", "docs/reference.md", "docs/commands.md", "docs/limits.md", "docs/compatibility.md"),
+    *(
+        "docs/bench.md",
+        "docs/report.md",
+        "docs/reference.md",
+        "docs/commands.md",
+        "docs/limits.md",
+        "docs/compatibility.md",
+    ),
 ]
 
 PATHS = re.compile(r"(?<![\w/.])(?:src|tests|docs|benchmarks|examples|\.ci|\.github)/[\w/.-]*\w")

@@ -2,13 +2,16 @@
 
 import importlib.util
 import platform
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
 from torch_lms.cli.failure import FAILED
-from torch_lms.output import JsonTarget, json_option, people_console, write_json
+from torch_lms.cli.file_named import file_named
+from torch_lms.cli.report import made_by
+from torch_lms.output import JsonTarget, json_option, people_console, write_json, write_text
 
 if TYPE_CHECKING:
     from torch_lms.demo.report import Demo
@@ -17,17 +20,8 @@ if TYPE_CHECKING:
 _DEFAULT_SIZE = 2
 
 
-def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) -> Path:
-    """Check the name before the work begins, as the JSON's name is checked."""
-    if value.suffix.lower() != ".png":
-        raise click.BadParameter(f"expected the name of a .png file, got {str(value)!r}")
-    if not value.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no directory {str(value.absolute().parent)!r}")
-    return value.absolute()
-
-
 @click.command()
-@click.option("--steps", type=click.IntRange(1, 1000), default=3, show_default=True, help="Training steps.")
+@click.option("--steps", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training steps.")
 @click.option(
     "--size",
     type=click.IntRange(1, 3),
@@ -47,8 +41,18 @@ def _picture_target(_ctx: click.Context, _option: click.Parameter, value: Path) 
     default="torch-lms-demo.png",
     show_default=True,
     metavar="FILE",
-    callback=_picture_target,
+    callback=file_named("a .png file", ".png"),
     help="Where to draw a slice of the brain: scan, truth, prediction.",
+)
+@click.option(
+    "--report",
+    "report_to",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    default="torch-lms-demo.html",
+    show_default=True,
+    metavar="FILE",
+    callback=file_named("an .html file", ".html", ".htm"),
+    help="Where to write what was seen, for a browser.",
 )
 @json_option
 def command(
@@ -58,13 +62,14 @@ def command(
     device: Literal["cpu", "cuda"],
     spill_dir: Path | None,
     picture: Path,
+    report_to: Path,
     json_to: JsonTarget | None,
 ) -> int:
     """Watch stock PyTorch run out of memory, and LMS train on, equal to the bit.
 
-    A 3D U-Net learns grey and white matter on a whole brain scan, the same way in three processes: without a limit
-    (reference), under a limit of half the memory that took (stock), and under that limit with one line more (lms).
-    The operating system enforces it (RLIMIT_DATA); on a GPU, PyTorch's allocator.
+    A 3D U-Net learns grey and white matter on a whole brain scan, the same way in four processes: without a limit
+    (reference), under a limit of half the memory that took (stock), under that limit with one line more (lms), and
+    with nothing recomputed (moves). The operating system enforces it (RLIMIT_DATA); on a GPU, PyTorch's allocator.
     """
     if full and size not in (None, 1):
         raise click.UsageError("--full is --size 1: give one of the two")
@@ -75,8 +80,16 @@ def command(
         spill_dir = spill_dir.absolute()
     if full:
         size = 1
-    demo = perform(Settings(steps, size or _DEFAULT_SIZE, device, spill_dir, picture))
-    return _show(demo, picture, json_to)
+    with tempfile.TemporaryDirectory(prefix="torch-lms-demo-report-") as folder:
+        demo = perform(Settings(steps, size or _DEFAULT_SIZE, device, spill_dir, picture, Path(folder)))
+        _write_report(demo, Path(folder), picture, report_to)
+    return _show(demo, picture, report_to, json_to)
+
+
+def _write_report(demo: "Demo", folder: Path, picture: Path, report_to: Path) -> None:
+    from torch_lms.demo.page import demo_page
+
+    write_text(demo_page(demo, folder, picture, made_by()), report_to)
 
 
 def _check_machine(device: str) -> None:
@@ -92,7 +105,7 @@ def _check_machine(device: str) -> None:
             raise click.ClickException("PyTorch sees no CUDA device here: omit --device cuda")
 
 
-def _show(demo: "Demo", picture: Path, json_to: JsonTarget | None) -> int:
+def _show(demo: "Demo", picture: Path, report_to: Path, json_to: JsonTarget | None) -> int:
     """Print the table, and the verdict or what went wrong; gives the exit code."""
     from torch_lms.demo.report import Outcome, as_json, shortcomings, table, verdict
 
@@ -100,7 +113,7 @@ def _show(demo: "Demo", picture: Path, json_to: JsonTarget | None) -> int:
     console.print(table(demo))
     failures = list(shortcomings(demo))
     if not failures:
-        console.print(verdict(demo), f"The picture: {picture}", sep="\n", soft_wrap=True)
+        console.print(*verdict(demo), f"The picture: {picture}", f"The report: {report_to}", sep="\n", soft_wrap=True)
     if json_to is not None:
         write_json(as_json(demo), json_to)
     for name, run in demo.runs.items():

@@ -23,6 +23,7 @@ COMMANDS = {
     "trace": "Summarize a recorded step: how much it holds when, and who holds the peak.",
     "plan": "Will it fit, and how fast? On this machine, or on one of a catalogue.",
     "bench": "Run a target for real, with LMS and without: largest sizes, data rates, overheads.",
+    "report": "Show timelines, sweeps, trainings and pictures as one page that opens in any browser.",
     "doctor": "Show what this machine has: device, memory, limits, speed of every link.",
 }
 

@@ -9,12 +9,12 @@ import click
 
 from torch_lms.answers import CHECKPOINT, Answer, Question, answer, largest
 from torch_lms.cli.plan_report import show
+from torch_lms.cli.plan_timeline import of_answer
 from torch_lms.cli.tune import tune_option
 from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
 from torch_lms.output import JsonTarget, json_option, json_target, people_console, write_json
 from torch_lms.planner import POLICIES, HostPart
-from torch_lms.report import perfetto
 from torch_lms.targets import AMP, Setting, Target, find, workload_names
 from torch_lms.units import parse_bytes
 
@@ -93,7 +93,7 @@ BOTH = "both"
     "timeline_to",
     callback=json_target,
     metavar="FILE",
-    help="Write what the simulated step did when to FILE, for ui.perfetto.dev. One machine.",
+    help="Write what the simulated step did when to FILE, for `torch-lms report` and ui.perfetto.dev. One machine.",
 )
 @click.option("--validate", is_flag=True, help="Measure here how good the predictions are, of memory and of time.")
 @json_option
@@ -134,7 +134,7 @@ def command(**given: Any) -> None:
     if asked.json_to is not None:
         write_json([each.plain() for each in answers], asked.json_to)
     if asked.timeline_to is not None:
-        _write_timeline(answers[0], asked.timeline_to)
+        _write_timeline(asked.target, answers[0], machine, calibration, asked.timeline_to)
 
 
 @dataclass(frozen=True)
@@ -236,10 +236,10 @@ def _step_s(found: Answer) -> float:
     return inf if step_s is None else step_s
 
 
-def _write_timeline(found: Answer, target: JsonTarget) -> None:
+def _write_timeline(name: str, found: Answer, machine: Machine, calibration: Calibration, target: JsonTarget) -> None:
     forecast = found.forecast
     if not forecast.fits_with:
         raise click.ClickException(f"no timeline: {forecast.advice}")
     if forecast.timeline is None:
         raise click.ClickException("no timeline: nothing was moved; give a smaller --limit, or a larger size")
-    write_json(perfetto(forecast.timeline), target)
+    write_json(of_answer(name, found, machine, calibration), target)

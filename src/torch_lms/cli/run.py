@@ -21,12 +21,11 @@ from torch_lms.cli.spawned import cover_spawned
 from torch_lms.cli.tune import tune_option
 from torch_lms.errors import LmsError
 from torch_lms.output import JsonTarget, json_option, json_target, write_json, write_text
-from torch_lms.report import perfetto
 from torch_lms.trace import lines as trace_lines
 from torch_lms.units import parse_bytes
 
 if TYPE_CHECKING:
-    from torch_lms.runtime.stats import Step
+    from torch_lms.runtime.stats import Stats, Step
 
 
 POLICIES = ("planned", "reactive", "tflms2")
@@ -72,7 +71,7 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
     "timeline_to",
     callback=json_target,
     metavar="FILE",
-    help="Write what the last step did when to FILE, for ui.perfetto.dev.",
+    help="Write what the last step did when to FILE, for `torch-lms report` and ui.perfetto.dev.",
 )
 @json_option
 @click.option("--live", "is_live", is_flag=True, help="Show on standard error what LMS does while the script runs.")
@@ -218,7 +217,7 @@ def _write_results(run: _Run, targets: _Targets) -> None:
         from torch_lms.runtime import api
 
         stats = api.stats()  # of the session that is on; or the last, if the script has ended it
-        _write_step(api.last_step(), targets)
+        _write_step(run, api.last_step(), stats, targets)
     elif "torch" not in sys.modules:
         print("torch-lms: no statistics: the script did not import torch", file=sys.stderr)
     result = {
@@ -235,12 +234,16 @@ def _write_results(run: _Run, targets: _Targets) -> None:
         _write(partial(write_json, result), targets.result)
 
 
-def _write_step(step: "Step", targets: _Targets) -> None:
+def _write_step(run: _Run, step: "Step", stats: "Stats", targets: _Targets) -> None:
     """Write the last step's trace and timeline, if room was short in any step."""
     if targets.trace is not None and step.trace is not None:
         _write(partial(write_text, "".join(f"{line}\n" for line in trace_lines(step.trace))), targets.trace)
     if targets.timeline is not None and step.timeline is not None:
-        _write(partial(write_json, perfetto(step.timeline)), targets.timeline)
+        from torch_lms.report.run_timeline import of_run
+
+        title = " ".join([Path(run.script).name, *run.arguments])
+        file = of_run(title, step.timeline, step.trace, stats.as_dict(), step.device, step.overlap_penalty)
+        _write(partial(write_json, file), targets.timeline)
     if (targets.trace and step.trace is None) or (targets.timeline and step.timeline is None):
         print("torch-lms: no step was recorded: room was never short. Set a lower --limit", file=sys.stderr)
 

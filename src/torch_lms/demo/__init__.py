@@ -7,5 +7,6 @@
     report      what was found, as a table, a sentence and JSON
     child       runs the script in a process of its own
     picture     draws a slice of the brain
-    runs        the scan, a warm-up, the three runs, the picture
+    runs        the scan, a warm-up, the four runs, the picture
+    page        all of it as a report that a browser opens
 """

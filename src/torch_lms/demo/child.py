@@ -1,6 +1,7 @@
 """Runs the training script in a process of its own, and gathers the events that it prints."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
     ready = None
     losses: list[str] = []
     steps_s: list[float] = []
+    moved: list[dict[str, float]] = []
     last: dict[str, Any] = {}
     # -P: without it the directory of the script, full of modules of ours, comes before the standard library.
     command = [sys.executable, "-P", str(SCRIPT), *arguments]
@@ -55,6 +57,7 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
                 case "step":
                     losses.append(event["loss"])
                     steps_s.append(event["seconds"])
+                    moved.append(event.get("moved", {}))
                     on_step()
                 case outcome:
                     last = {"outcome": Outcome(outcome), **event}
@@ -62,12 +65,16 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
         errors.seek(0)
         if not last or (exit_code and last["outcome"] is Outcome.COMPLETED):
             last |= _unreported_end(exit_code, errors.read().strip())
-    return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), **last)
+    return ready, Run(losses_hex=tuple(losses), steps_s=tuple(steps_s), moved=tuple(moved), **last)
 
 
 @contextmanager
 def _started(command: list[str], errors: Any) -> "Iterator[subprocess.Popen[str]]":
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+    # The training has all cores, and a planner beside it was not done within the demo: plans are made between steps.
+    environment = {"TORCH_LMS_PLANNING": "at-once", **os.environ}
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )
     with child:
         try:
             yield child

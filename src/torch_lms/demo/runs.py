@@ -1,4 +1,4 @@
-"""The demo's work: the scan, a warm-up, the three runs, the picture."""
+"""The demo's work: the scan, a warm-up, the four runs, the picture."""
 
 import os
 import platform
@@ -33,13 +33,17 @@ _Stage: TypeAlias = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user chose."""
+    """What the user chose.
+
+    ``timelines`` is a folder: the last step of "lms" and of "moves" is written there.
+    """
 
     steps: int
     voxel_mm: int
     device: Literal["cpu", "cuda"]
     spill_dir: Path | None
     picture: Path
+    timelines: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +91,32 @@ def perform(settings: Settings) -> Demo:
         training += limit.arguments
         with _stage(progress, f"stock: {format_bytes(limit.budget_bytes)}", settings.steps) as step:
             _, stock = train(training, step)
-        training += ["--lms", f"--prediction-to={prediction}"]
+        training.append("--lms")
         if settings.spill_dir is not None:
             training.append(f"--spill-dir={settings.spill_dir}")
         with _stage(progress, f"lms: {format_bytes(limit.budget_bytes)}", settings.steps) as step:
-            _, lms = train(training, step)
+            shown = _timeline(settings, "lms", "LMS")
+            _, lms = train([*training, f"--prediction-to={prediction}", *shown], step)
+        with _stage(progress, "moves: the same, nothing recomputed", settings.steps) as step:
+            shown = _timeline(settings, "moves", "LMS that moves only")
+            _, moves = train([*training, "--no-recompute", *shown], step)
         if lms.outcome is Outcome.COMPLETED:
             _draw(settings, fine, prediction, limit, lms)
     return Demo(
         reference,
         stock,
         lms,
+        moves,
         idle_rss_bytes=ready.idle_rss_bytes,
         budget_bytes=limit.budget_bytes,
         rlimit_data_bytes=limit.rlimit_data_bytes,
         memory_fraction=limit.memory_fraction,
         surroundings=_surroundings(settings, shape, ready),
     )
+
+
+def _timeline(settings: Settings, name: str, title: str) -> list[str]:
+    return [f"--timeline-to={settings.timelines / name}.json", f"--title={title}"]
 
 
 def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress) -> Ready:

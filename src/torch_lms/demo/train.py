@@ -10,6 +10,7 @@ import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -126,12 +127,13 @@ def new_model(weights: Path | None, device: torch.device) -> UNet:
     return model.to(device)
 
 
-def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: float) -> Tensor:
+def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: float, lms: Any = None) -> Tensor:
     """Train, with an event for each step; gives the classes that the last step predicted."""
     truth = torch.stack([labels == label for label in range(1 + len(TISSUES))], 1)
     truth = truth.to(scan.dtype, memory_format=torch.channels_last_3d)
     optimizer = torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps))
+    counted = counts_of(lms)
     for step in range(steps):
         began_s = time.perf_counter()
         optimizer.zero_grad()
@@ -140,11 +142,33 @@ def train(model: UNet, scan: Tensor, labels: Tensor, steps: int, learning_rate: 
         loss.backward()
         optimizer.step()
         schedule.step()
-        tell("step", loss=float(loss.item()).hex(), seconds=time.perf_counter() - began_s)
+        seconds, before, counted = time.perf_counter() - began_s, counted, counts_of(lms)
+        moved = {name: count - before[name] for name, count in counted.items()}
+        tell("step", loss=float(loss.item()).hex(), seconds=seconds, moved=moved)
         if step == steps - 1:
             return logits.detach().argmax(1).to(torch.uint8)
         del logits, loss  # or they would live through the next step's forward
     raise AssertionError("unreachable")
+
+
+COUNTED = ("planned_steps", "evicted_bytes", "fetched_bytes", "recomputed_bytes", "stall_s")
+
+
+def counts_of(lms: Any) -> dict[str, float]:
+    """What LMS has done so far; nothing without it."""
+    if lms is None:
+        return {}
+    stats = lms.stats()
+    return {name: getattr(stats, name) for name in COUNTED}
+
+
+def write_timeline(path: Path, title: str, lms: Any, device: torch.device) -> None:
+    """Write the last step for ``torch-lms report``. The program's cores are all at work: they make the copies, too."""
+    from torch_lms.report.run_timeline import of_run
+
+    is_host = device.type == "cpu"
+    file = of_run(title, lms.timeline(), lms.trace(), lms.stats().as_dict(), device.type, float(is_host))
+    path.write_text(json.dumps(file))
 
 
 # -- limits and measurements -----------------------------------------------------------------------------------------
@@ -228,19 +252,24 @@ def main() -> None:
     tell_ready(device, idle_rss_bytes)
     limit_memory(arguments, device)
     stats = None
+    lms = None
+    session = ExitStack()
     message = None
     try:
         if arguments.lms:
             import torch_lms
 
-            torch_lms.enable(spill_dir=arguments.spill_dir)
+            recompute = not arguments.no_recompute
+            lms = session.enter_context(torch_lms.session(spill_dir=arguments.spill_dir, recompute=recompute))
         scan, labels = load_volume(arguments.volume, device)
         model = new_model(arguments.weights, device)
-        prediction = train(model, scan, labels, arguments.steps, arguments.learning_rate)
+        prediction = train(model, scan, labels, arguments.steps, arguments.learning_rate, lms)
         dice = dice_scores(prediction, labels)
-        if arguments.lms:
-            stats = torch_lms.stats().as_dict()
-            torch_lms.disable()
+        if lms is not None:
+            stats = lms.stats().as_dict()
+            if arguments.timeline_to is not None and stats["evicted_bytes"]:
+                write_timeline(arguments.timeline_to, arguments.title, lms, device)
+            session.close()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -270,6 +299,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rlimit-data", type=int, help="bytes of RLIMIT_DATA")
     parser.add_argument("--memory-fraction", type=float, help="share of the GPU's memory")
     parser.add_argument("--lms", action="store_true")
+    parser.add_argument("--no-recompute", action="store_true", help="with --lms: move only")
+    parser.add_argument("--timeline-to", type=Path, help="with --lms: write the last step there")
+    parser.add_argument("--title", default="", help="of that step")
     parser.add_argument("--spill-dir")
     return parser.parse_args()
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch_lms.policy import PlanCursor
 from torch_lms.residency import PageId
-from torch_lms.timeline import Lane, Level, Span, Timeline
+from torch_lms.timeline import Lane, Level, Lives, Span, Timeline, with_pages_waited_for
 from torch_lms.trace import Living, Recorder, Trace, TracedOp
 
 _BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT, _PASSED = range(9)
@@ -175,11 +175,13 @@ class StepRecord:
         seconds = partial(_when, seconds)
         spans: list[Span] = []
         levels: list[Level] = []
+        lives = Lives((page.id, page.nbytes) for page in self.living)
         running = _Running()
         for kind, *what in self._all_events():
             if kind == _READY:
                 name, start, *nbytes = what
                 running = _Running(name, seconds(start))
+                lives.op_runs(running.start_s)
                 levels.append(Level(running.start_s, *nbytes))
             elif kind == _ENDS:
                 running.has_ended = is_synchronous
@@ -189,11 +191,20 @@ class StepRecord:
                 running.pause(pause)
                 spans.append(pause)
             elif kind in (_BEGINS, _ACCESS):
-                spans += running.span(seconds(what[-1]))
+                now_s = seconds(what[-1])
+                spans += running.span(now_s)
                 running = _Running()
-        spans += running.span(seconds(self._end))
+                if kind == _BEGINS:
+                    lives.op_begins(what[0], what[1], now_s)
+            elif kind == _CREATED:
+                lives.created(what[0], what[1])
+            elif kind == _DIED:
+                lives.died(what[0])
+        end_s = seconds(self._end)
+        spans += running.span(end_s)
         kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
-        return Timeline((*kept, *self._transfers), tuple(levels))
+        pages = lives.at_end(end_s)
+        return Timeline(with_pages_waited_for((*kept, *self._transfers), pages), tuple(levels), pages)
 
     def retrace(self, cursor: PlanCursor) -> None:
         """Tell ``cursor`` all that happened in the step so far, until it diverges."""

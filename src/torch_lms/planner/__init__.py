@@ -3,7 +3,7 @@
 from torch_lms.engine import Speeds
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
-from torch_lms.planner.feasibility import Need, may_fit, within
+from torch_lms.planner.feasibility import Need, lower_tiers, may_fit, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
@@ -32,6 +32,7 @@ __all__ = [
     "floor_bytes",
     "forecast",
     "gaps_of",
+    "lower_tiers",
     "make_plan",
     "may_fit",
     "moved_out",

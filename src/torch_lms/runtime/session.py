@@ -572,10 +572,11 @@ class Session(PageOwner):
     def last_step(self) -> Step:
         """The last step of the current device in which room was short."""
         with self.lock:
-            engine, plans = self._default.engine, self._default.plans
+            backend = self._default
+            engine, plans = backend.engine, backend.plans
             trace = engine.trace if plans is not None else None
             plan = plans.kinds[0].plan if plans is not None and plans.kinds else None
-            return Step(trace, plan, engine.timeline)
+            return Step(trace, plan, engine.timeline, backend.device.type, backend.overlap_penalty)
 
     def reset_stats(self) -> None:
         """Start counting anew."""

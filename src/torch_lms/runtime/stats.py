@@ -17,11 +17,15 @@ class Step:
         trace: what it did. Only of planned sessions, as the next.
         plan: the plan that was made or followed last.
         timeline: when what happened.
+        device: the kind of device that it ran on, as in "cuda"; "" before there was one.
+        overlap_penalty: share of a copy's time that the program loses there though it does not wait for it.
     """
 
     trace: Trace | None = None
     plan: Plan | None = None
     timeline: Timeline | None = None
+    device: str = ""
+    overlap_penalty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

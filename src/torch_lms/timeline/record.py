@@ -1,7 +1,7 @@
 """The records that a timeline is made of."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Span(NamedTuple):
         name: an operation as in "aten::mm", "stall", "evict", "fetch", "recompute", "plan" or "all-reduce".
         start_s, end_s: seconds of one clock.
         nbytes: the bytes that were moved; 0 for operations.
-        page: the page that was moved; -1 for operations.
+        page: the page that was moved, or that a stall waited for; -1 for operations, and where it is not known.
     """
 
     lane: Lane
@@ -56,6 +56,28 @@ class Level(NamedTuple):
     disk: int
 
 
+class Life(NamedTuple):
+    """A page, from its birth to its death.
+
+    Attributes:
+        page: the page.
+        nbytes: its bytes.
+        made_by: the operation that created it; "" if it lived before the step.
+        born_at: the number of that operation in the step, -1 before, and its place among those born there. Equal in
+            steps alike, on whatever machine.
+        born_s, dead_s: when; None if it lived before the step, or outlived it.
+        uses_s: when each operation began that used or created it.
+    """
+
+    page: int
+    nbytes: int
+    made_by: str
+    born_at: tuple[int, int]
+    born_s: float | None
+    dead_s: float | None
+    uses_s: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Timeline:
     """What was done in one step, and when.
@@ -63,10 +85,12 @@ class Timeline:
     Attributes:
         spans: in each lane in the order in which they ended.
         levels: in order of time.
+        lives: of all pages that lived during the step, those that lived before it first; then as they were born.
     """
 
     spans: tuple[Span, ...]
     levels: tuple[Level, ...]
+    lives: tuple[Life, ...] = ()
 
     def beside(self, others: Iterable[Span]) -> "Timeline":
         """The same, with those of ``others`` that were going on meanwhile; of each, the part that was."""
@@ -75,4 +99,4 @@ class Timeline:
         start_s = min(span.start_s for span in self.spans)
         end_s = max(span.end_s for span in self.spans)
         parts = (span._replace(start_s=max(start_s, span.start_s), end_s=min(end_s, span.end_s)) for span in others)
-        return Timeline((*self.spans, *(part for part in parts if part.start_s < part.end_s)), self.levels)
+        return replace(self, spans=(*self.spans, *(part for part in parts if part.start_s < part.end_s)))

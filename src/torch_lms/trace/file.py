@@ -1,7 +1,7 @@
 """Traces as files: JSON lines, the first of which says what it is."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,22 @@ def load(path: Path) -> Trace:
         UsageError: the file is no such trace, or not whole.
     """
     try:
+        written = path.read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: expected a trace as `torch-lms trace` writes it; got {error}") from error
+    return parse(written, str(path))
+
+
+def parse(written: Iterable[str], name: str) -> Trace:
+    """The trace of ``lines``; ``name`` is where they are from. Errors as of ``load``."""
+    try:
         lines: list[dict[str, Any]]
-        head, *lines = map(json.loads, path.read_text().splitlines())
+        head, *lines = map(json.loads, written)
         if head["format"] != _FORMAT or head["version"] != _VERSION:
-            raise UsageError(f"{path}: expected a {_FORMAT!r} of version {_VERSION}; got {head}")
+            raise UsageError(f"{name}: expected a {_FORMAT!r} of version {_VERSION}; got {head}")
         if len(lines) != head["pages"] + head["ops"]:
             expected = f"{head['pages']} pages and {head['ops']} operations"
-            raise UsageError(f"{path} is not whole: expected {expected}, got {len(lines)} lines: record it again")
+            raise UsageError(f"{name} is not whole: expected {expected}, got {len(lines)} lines: record it again")
         pages = [TracedPage(**_renamed(line, _SUCCESSOR, "successor")) for line in lines[: head["pages"]]]
         ops = [_op(line) for line in lines[head["pages"] :]]
         trace = Trace(tuple(pages), tuple(ops))
@@ -49,8 +58,8 @@ def load(path: Path) -> Trace:
         return trace
     except UsageError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UsageError(f"{path}: expected a trace as `torch-lms trace` writes it; got {error}") from error
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{name}: expected a trace as `torch-lms trace` writes it; got {error}") from error
 
 
 def _renamed(fields: dict[str, Any], old: str, new: str) -> dict[str, Any]:
