@@ -1,5 +1,6 @@
 """The README and the documents: names exist, Python runs as it stands, and the README's example pages."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # before Keras is imported, by whatever test
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
