@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -288,7 +289,9 @@ def test_planned_steps_that_pass_natively(seed: int, share: float, recompute: bo
 
 
 @needs_native
-def test_operations_between_two_moves_pass_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_operations_of_a_plan_pass_without_python(is_auto: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do its moves, and where the limit is "auto", too."""
     begun = [0]
     op_begins = Engine.op_begins
 
@@ -296,27 +299,31 @@ def test_operations_between_two_moves_pass_without_python(monkeypatch: pytest.Mo
         begun[0] += 1
         op_begins(self, *args)
 
-    x = torch.zeros(64, 64, requires_grad=True)
-    optimizer = torch.optim.SGD([x], lr=0.1)
+    first = torch.ones(64, 64)
 
     def step() -> None:
-        first = x.exp()
-        y = first * 1
-        for _ in range(100):
-            y = y + 1
-        (first * y).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        kept = [first * number for number in range(40)]
+        total = first
+        for page in reversed(kept):
+            total = total * 0.5 + page
+        torch_lms.step()
 
-    with torch_lms.session(limit=5 << 14, min_size=1024, device="cpu") as lms:
+    limit = 20 << 14
+    with torch_lms.session(limit=limit, min_size=1024, device="cpu", recompute=False) as lms:
+        engine = api.current_session()._default.engine
+        if is_auto:
+            monkeypatch.setattr(engine, "_is_auto", True)
+            monkeypatch.setattr(engine, "_ask_free", lambda: limit - engine.pager.book.ledger.device)
         for _ in range(4):
             step()
         monkeypatch.setattr(Engine, "op_begins", counted)
         lms.reset_stats()
+        time.sleep(0.1)  # what is free was asked for too long ago
         step()
-        assert lms.stats().planned_steps == 1
-        assert lms.stats().evictions > 0
-        assert 0 < begun[0] < 20
+        stats = lms.stats()
+        assert stats.planned_steps == 1
+        assert stats.evictions + stats.fetches > 30
+        assert 0 < begun[0] < 10
 
 
 def test_what_neither_uses_nor_makes_a_page_is_in_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:

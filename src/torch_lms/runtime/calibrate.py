@@ -51,6 +51,7 @@ _SHARES_OF_DEMAND = (0.8, 0.65, 0.5)
 """Limits at which actions are counted, beside one at which next to nothing has to leave."""
 
 _INTERPOSER = "TORCH_LMS_INTERPOSER"
+_PLANNING = "TORCH_LMS_PLANNING"
 """The variable of the environment that says how a session is to be interposed."""
 
 _SMALL_PAGE, _BLOCK = 1024, 64 << 20
@@ -241,16 +242,19 @@ def _host_costs(device: torch.device) -> dict[str, HostCost]:
 
 @contextmanager
 def _asking_for(interposer: str) -> Iterator[None]:
-    """Sessions begun inside are interposed so, if they can be."""
-    before = os.environ.get(_INTERPOSER)
-    os.environ[_INTERPOSER] = interposer
+    """Sessions begun inside are interposed so, if they can be, and have their plans at once: a step that no plan is
+    there for yet would be measured as if it had none.
+    """
+    wanted = {_INTERPOSER: interposer, _PLANNING: "at-once"}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_INTERPOSER]
-        else:
-            os.environ[_INTERPOSER] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.split import RUNS
-from torch_lms.engine import Halt, Stretch
+from torch_lms.engine import Engine, Halt, Stretch
 from torch_lms.native import Native, PageId
 from torch_lms.pager import Pager
 from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor
@@ -172,7 +172,7 @@ class NativeFastPath(FastPath):
     def _moves(self, backend: DeviceBackend, op: TracedOp, position: int, pages: list[PageId]) -> bool:
         """Have pages moved before ``op`` as the plan has it. Whether that was all: else the engine has to decide."""
         engine, executor = backend.engine, backend.executor
-        if engine.is_to_ask_for_room or engine.pager.has_refused:
+        if engine.pager.has_refused or (engine.is_to_ask_for_room and self._is_short(engine, op)):
             return False
         found = self._native.move(position, pages, executor.landed())
         if found is None:
@@ -205,6 +205,11 @@ class NativeFastPath(FastPath):
         if executor.has_streams:
             self._since = engine.moved_at
         return are_there
+
+    def _is_short(self, engine: Engine, op: TracedOp) -> bool:
+        """Whether there is too little room for what ``op`` creates, as far as the limit is known."""
+        now = self.progress()
+        return now is None or engine.pager.limit - now.resident < op.new_bytes
 
     def ended(self, pages: list[PageId], written: list[PageId]) -> None:
         """It ended, of which no plan was followed."""
