@@ -314,7 +314,7 @@ def test_what_was_not_simulated_is_null_for_programs_and_a_dash_for_people(tmp_p
     }
     assert found.keys() >= KEYS | {"epoch_s", "total_h"}
     rows = [line for line in run(*arguments, *lasting).output.splitlines() if line.endswith(" -")]
-    assert len(rows) == 17
+    assert len(rows) == 18
     (fits,) = asked(tmp_path, EXAMPLE, "--machine", V100)
     assert fits["d2h_bytes"] == fits["link_use"] == 0
     assert fits["d2h_bytes_per_s"] is fits["h2d_bytes_per_s"] is None

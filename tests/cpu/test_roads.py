@@ -51,7 +51,7 @@ def test_a_write_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is taken for clean though it was written: nothing crashes, and the content is an old one."""
     case = Case(Road("protocol", "_set_from_file"), STATES["fetched"])
     assert [call.verdict for call in judge(case)] == ["equal"]
-    monkeypatch.setitem(raw._WRITTEN, torch.UntypedStorage, ())
+    monkeypatch.setitem(raw._WRITTEN_AS_BYTES, torch.UntypedStorage, ())
     call = judge(case)[0]
     assert call.verdict == "differs"
     assert "the tensor" in failure(case, call)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.jit._script
 import torch.utils.dlpack
+from torch.utils import _pytree as pytree
 
 from torch_lms.capture.composites import Composites
 from torch_lms.capture.loading import Loading
@@ -138,8 +139,9 @@ class RawPatches:
     def _patch_scripts(self) -> None:
         for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
             self._around_all({saved: _SAVING_SCRIPTS}, self._holding_all)
-        for name in ("__deepcopy__", "__getstate__", "__setstate__"):
+        for name in ("__deepcopy__", "__getstate__"):
             self._patches.around(torch._C.ScriptObject, name, self._in_object)
+        self._patches.around(torch._C.ScriptObject, "__setstate__", self._into_object)
         for script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
             self._patches.around(script, "__call__", self._reading)
 
@@ -274,6 +276,13 @@ class RawPatches:
         """Let operations pass unseen: objects of C++ mix them with raw accesses. Their tensors stay resident (N12)."""
         with self._told.unseen():
             return call(*args, **kwargs)
+
+    def _into_object(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, of an object that is given its state: it goes on using the tensors in it."""
+        given = self._known(leaf for leaf in pytree.tree_leaves(args[1:]) if isinstance(leaf, torch.Tensor))
+        if given:
+            self._told.export(given, "kept by PyTorch")
+        return self._in_object(call, args, kwargs)
 
     def _holding_all(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hold every page: scripts have constants that nobody can list, and C++ saves them all."""

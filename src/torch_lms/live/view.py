@@ -17,6 +17,7 @@ ROWS = 8 + MAX_GROUPS
 """Of a view, at most."""
 
 _BAR_WIDTH = 20
+_NAME_WIDTH = len("largest")
 
 
 def view(reading: Reading, pace: Pace | None) -> "RenderableType":
@@ -26,7 +27,7 @@ def view(reading: Reading, pace: Pace | None) -> "RenderableType":
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(style="cyan", no_wrap=True, min_width=_NAME_WIDTH)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for name, text in _rows(reading, pace):
         table.add_row(name, text)
