@@ -95,7 +95,9 @@ def test_ways_side_by_side_have_the_same_losses(targets: str) -> None:
     assert planned.ledger_bytes < planned.demand_bytes
     assert stock.peak_device_bytes
     assert (stock.overhead, stock.evicted_bytes) == (0.0, None)
-    assert stock.items_per_s == pytest.approx(8 * 128 / stock.step_s_median)
+    assert stock.items_per_s == pytest.approx(
+        8 * 256 / stock.step_s_median
+    )  # the second dimension is taken for channels
     assert by_way["hooks"].evicted_bytes == by_way["hooks"].fetched_bytes
     assert len(planned.step_s) == len(stock.step_s) == 2
 
