@@ -303,10 +303,12 @@ class Engine:
             elif record is not None:
                 record.access_begins(now)
             self._has_moved(now)
+        if not are_there:
+            return False
         self._backend.grows(op.new_bytes, halt.resident, self.pager.limit)
         if record is not None:
             record.ready(op.name, self._spent_until, halt.resident, halt.host, halt.disk)
-        return are_there
+        return True
 
     @property
     def moved_at(self) -> Mark:

@@ -116,7 +116,7 @@ class Pager:
         peaks = ledger.peak_live, ledger.peak_device
         self.view.tick = tick + passed.ops
         self.counters.add(passed.counts)
-        self.counters.room_from_free += passed.ops - sum(passed.counts[-3:])
+        self.counters.room_from_free += passed.ops - passed.counts.rooms_made
         actions: list[Action] = []
         for page_id in passed.deaths:
             page = book[page_id]

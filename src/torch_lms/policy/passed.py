@@ -49,6 +49,11 @@ class Counts(NamedTuple):
     room_from_some: int
     room_from_all: int
 
+    @property
+    def rooms_made(self) -> int:
+        """Operations for which pages had to leave."""
+        return self.room_from_one + self.room_from_some + self.room_from_all
+
 
 class Lists(NamedTuple):
     """What a plan still has to do: see ``PlanCursor``."""

@@ -1,6 +1,6 @@
 """The backend of a real device: performs an engine's actions on storages."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -89,10 +89,9 @@ class DeviceBackend:
         self.engine.died(entry.page)
         self.forget(entry)
 
-    def know(self, entries: Iterable[Entry]) -> None:
-        """``entries`` were born while a plan was followed; the engine hears of them when it hears what passed."""
-        for entry in entries:
-            self._entries[entry.page] = entry
+    def know(self, entry: Entry) -> None:
+        """``entry`` was born while a plan was followed; the engine hears of it when it hears what passed."""
+        self._entries[entry.page] = entry
 
     def passed(self, passed: Passed, stretch: Stretch) -> None:
         """See ``Engine``."""

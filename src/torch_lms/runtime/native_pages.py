@@ -144,7 +144,7 @@ class NativePageTable(PageTable):
         if entry is None:
             entry = self.registry.enter(page, storage)
             self._born(entry, stream)
-        self.home(entry).know((entry,))
+        self.home(entry).know(entry)
         return entry
 
     def count_dead(self) -> None:

@@ -176,16 +176,12 @@ class Following {
       return std::nullopt;
     }
     if (passed_.position >= 0) {
-      for (Page* page : numbered(handover_.plan->ops[static_cast<size_t>(passed_.position)].evicts)) {
-        moving.is_due(*page);
-      }
+      each_of(op_at(passed_.position).evicts, [&](Page& page) { moving.is_due(page); });
     }
     for (Page* page : used) {
       moving.forget(*page);
     }
-    for (Page* page : numbered(op.fetches)) {
-      moving.comes(*page);
-    }
+    each_of(op.fetches, [&](Page& page) { moving.comes(page); });
     return moving.decide(handover_.device, used, op.new_bytes, landed);
   }
 
@@ -271,11 +267,11 @@ class Following {
     if (passed_.position < 0) {
       return;
     }
-    for (Page* page : numbered(handover_.plan->ops[static_cast<size_t>(passed_.position)].dies)) {
-      if (page->is_dead()) {
-        pages_.bury(page);
+    each_of(op_at(passed_.position).dies, [&](Page& page) {
+      if (page.is_dead()) {
+        pages_.bury(&page);
       }
-    }
+    });
   }
 
   int64_t ops() const {
@@ -289,16 +285,19 @@ class Following {
     pages_.journal = passed_.journal.get();
   }
 
-  // The living among the pages of these numbers.
-  std::vector<Page*> numbered(const std::vector<int>& numbers) const {
-    std::vector<Page*> found;
+  const PlannedOp& op_at(int position) const {
+    return handover_.plan->ops[static_cast<size_t>(position)];
+  }
+
+  // Calls `visit` with each page of these numbers that is known.
+  template <typename Visit>
+  void each_of(const std::vector<int>& numbers, const Visit& visit) {
     for (const int number : numbers) {
       Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
       if (page != nullptr && page->number == number) {
-        found.push_back(page);
+        visit(*page);
       }
     }
-    return found;
   }
 
   // A page without a number: whether it may have this one.
