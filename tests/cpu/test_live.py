@@ -24,7 +24,7 @@ def test_the_script_writes_above_the_view_and_the_terminal_is_as_before_at_the_e
     terminal = Terminal()
     with in_terminal([*LMS, "run", "--live", *OPTIONS, "train.py", "end", "slowly"], tmp_path, terminal) as process:
         terminal.until(lambda rows: any(row.startswith("step 6:") for row in rows))
-        rows = terminal.until(lambda rows: any("LMS of process" in row for row in rows))
+        rows = terminal.until(is_drawn_after_a_step)
         (title,) = [number for number, row in enumerate(rows) if "LMS of process" in row]
         assert all(number < title for number, row in enumerate(rows) if re.match(r"step \d+:", row))
         assert any(re.match(r"step \d+:", row) for row in rows)
@@ -44,6 +44,10 @@ def test_the_script_writes_above_the_view_and_the_terminal_is_as_before_at_the_e
     assert any(re.match(r"LMS: \d+ steps, .* a step: out .*, in .*, waited", row) for row in rows), "\n".join(rows)
     assert "\x1b[r" in terminal.text.rsplit("LMS: ", 1)[0]
     terminal.close()
+
+
+def is_drawn_after_a_step(rows: list[str]) -> bool:
+    return any("without LMS" in row for row in rows) and any(row.startswith("largest") for row in rows)
 
 
 def test_the_bits_and_the_output_are_those_without_a_view(tmp_path: Path) -> None:
