@@ -194,7 +194,7 @@ def capture_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     find: Find,
-    writes_of: Callable[[Entry], int],
+    writes_of: Callable[[PageId], int],
 ) -> Call:
     """Record a call that is about to be made, and that can be repeated.
 
@@ -210,7 +210,7 @@ def capture_call(
         entry = find(untyped_storage(leaf))
         if entry is None:
             return _copy(leaf)
-        reads[entry.page] = writes_of(entry)
+        reads[entry.page] = writes_of(entry.page)
         return View.of(leaf, entry)
 
     settings = tuple(ask() for ask, _ in _SETTINGS)

@@ -34,6 +34,7 @@ from torch_lms.capture.tensors import (
     wrappers_among,
 )
 from torch_lms.capture.undo import Undo, generator_of, snapshot
+from torch_lms.residency import PageId
 
 FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -379,7 +380,7 @@ class _Op(Use):
     def is_repeatable(self) -> bool:
         return can_be_repeated(self.info, self.args, self.kwargs, self.find, self.device)
 
-    def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
+    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
         if self.is_repeatable:
             self.call = capture_call(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
 

@@ -11,6 +11,7 @@ import torch
 from torch_lms.capture.call import Call
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+from torch_lms.residency import PageId
 
 
 class Use(ABC):
@@ -35,7 +36,7 @@ class Use(ABC):
         """Whether doing it again would give the same bits."""
         return False
 
-    def capture_call(self, writes_of: Callable[[Entry], int]) -> None:
+    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
         """Set ``call``, if it can be repeated. ``writes_of``: how often a page was written so far."""
         return
 

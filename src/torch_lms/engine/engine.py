@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
-from torch_lms.engine.backend import Backend, Mark
+from torch_lms.engine.backend import Backend, Mark, Spent
 from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
 from torch_lms.engine.step_record import StepRecord, Stretch
@@ -263,7 +263,7 @@ class Engine:
         if self.record is None or self._ran_out_at or len(self._cursors) != 1:
             return None
         cursor = self._cursors[0]
-        return None if cursor.position < 0 or cursor.to_drop else cursor
+        return None if cursor.position < 0 else cursor
 
     def passed(self, passed: Passed, stretch: Stretch) -> None:
         """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them.
@@ -280,12 +280,13 @@ class Engine:
         if self.record is not None and self.record.op_count > _MAX_OPS:
             self._stop_recording()
 
-    def moves(self, halt: Halt, move: Callable[[], bool]) -> bool:
+    def moves(self, halt: Halt, move: Callable[[Spent], bool]) -> bool:
         """Operations followed the plan, and pages are moved before the next, as the plan has it.
 
         Args:
             halt: where they stopped.
-            move: moves the pages; returns whether all of them moved as planned. Else the operation has yet to begin.
+            move: moves the pages, and says what it spent time on; returns whether all of them moved as planned. Else
+                the operation has yet to begin.
         """
         op, record, view = halt.op, self.record, self.pager.view
         view.tick = halt.tick
@@ -296,7 +297,7 @@ class Engine:
         self._spent_until = now
         are_there = False
         try:
-            are_there = move()
+            are_there = move(self._spent)
         finally:
             if record is not None and are_there:
                 record.begins(op.name, halt.pages, op.new_bytes, op.is_repeatable, now)

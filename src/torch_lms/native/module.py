@@ -6,6 +6,9 @@ import torch
 
 PageId = int
 
+ToldRecipe = tuple[PageId, int, tuple[PageId, ...], int]
+"""A page, and how it is recomputed: its number among the plan's recomputations, inputs, bytes needed beside these."""
+
 
 class Native(Protocol):
     """The extension module. Any thread may call it."""
@@ -35,14 +38,18 @@ class Native(Protocol):
     def close(self) -> list[tuple[int, list[PageId]]]:
         """Close it. The pages of the operations that are on it now, by the identity of their threads."""
 
-    def StepPlan(self, ops: list[Any], nbytes: list[int]) -> Any:
+    def StepPlan(
+        self, ops: list[Any], nbytes: list[int], recomputations: list[tuple[int, tuple[int, ...], int]]
+    ) -> Any:
         """A plan as far as it is followed here.
 
         Args:
-            ops: name, pages, creates, those that die after it, new bytes, those that are evicted after it, those
-                whose fetch starts when it begins, whether any move then, whether these are only copied, whether Python
-                has it.
+            ops: name, pages, creates, those that die after it, new bytes; then in one tuple those that are evicted
+                after it, those whose fetch starts when it begins, the recomputations of those that are dropped after
+                it, and of those that are recomputed when it begins; whether any move then, whether the program waits
+                for no more than it needs, whether Python has it.
             nbytes: of its pages.
+            recomputations: page, inputs, and the bytes needed beside these.
         """
 
     def follow(
@@ -53,9 +60,11 @@ class Native(Protocol):
         device: int,
         sizes: tuple[int, int, int, int, int],
         tiers: list[tuple[int, int]],
-        states: list[tuple[PageId, int, int, bool, bool, bool]],
+        states: list[tuple[PageId, int, int, bool, bool]],
         bound: list[tuple[PageId, int]],
         lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
+        planned: list[ToldRecipe],
+        dropped: list[ToldRecipe],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
@@ -69,19 +78,26 @@ class Native(Protocol):
                 is to be fetched waits for their room.
             tiers: the bytes that each lower tier holds, and the most that it can.
             states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and
-                tiers (-1 for none); whether their lower copies are new, whether they must stay, whether others are
-                recomputed from them.
+                tiers (-1 for none); whether their lower copies are new, whether they must stay.
             bound: pages and their numbers in the plan, as far as that is news.
-            lists: what the plan still has to do (``policy.Lists``), and pages that had better be dropped than copied.
+            lists: what the plan still has to do: the first four of ``policy.Lists``.
+            planned: how the pages are recomputed that the plan has dropped now.
+            dropped: the same of those that are dropped.
         """
 
-    def move(self, position: int, pages: list[PageId], landed: list[PageId]) -> tuple[Any, ...] | None:
-        """What moves before the plan's operation at ``position``, on ``pages``; copies of ``landed`` have ended. None
-        if that must be decided. Else the operation has begun, no other passes until ``moved``, and these are told: a
-        journal and how many operations are in it; how many passed since ``follow``, with this one; bytes on the device
-        and in each tier after the moves; the moves (``runtime.native_moves.Act``, page, tier, the operation since
-        ``follow`` that used the page last, -1 for none); pages that Python does not know, their storages and streams.
+    def move(
+        self, position: int, pages: list[PageId], writes: list[PageId], landed: list[PageId]
+    ) -> tuple[Any, ...] | None:
+        """What moves before the plan's operation at ``position``, on ``pages``, of which it may write ``writes``.
+        Copies of ``landed`` have ended. None if that must be decided. Else the operation has begun, no other passes
+        until ``moved``, and these are told: a journal and how many operations are in it; how many passed since
+        ``follow``, with this one; bytes on the device and in each tier after the moves; the moves
+        (``runtime.native_moves.Act``, page, tier, the operation since ``follow`` that used the page last, -1 for none);
+        how those are recomputed that are dropped; pages that Python does not know, their storages and streams.
         """
+
+    def writes(self, page: PageId) -> int:
+        """How often the page was written since ``follow``."""
 
     def moved(self, are_all: bool, count: int, failed: PageId, state: int) -> None:
         """They moved. If not all: the first ``count``; the page ``failed`` is in that state now, and the operation has
@@ -96,8 +112,9 @@ class Native(Protocol):
     def take_over(self) -> tuple[Any, ...]:
         """From here on none does. What passed: a journal and how many operations are in it, then the fields of
         ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of
-        pages that Python has not heard of), pages whose lower copies were given up, and the pages of operations that
-        run now, by the identity of their threads.
+        pages that Python has not heard of; moved pages and lists without recipes); the recipes of pages that the plan
+        has dropped now, and of the moved ones that are; pages whose lower copies were given up, and the pages of
+        operations that run now, by the identity of their threads.
         """
 
     def ask_python(self, always: bool) -> None:

@@ -116,7 +116,7 @@ class Pager:
         peaks = ledger.peak_live, ledger.peak_device
         self.view.tick = tick + passed.ops
         self.counters.add(passed.counts)
-        self.counters.room_from_free += passed.ops - passed.counts.rooms_made
+        self.counters.room_from_free += passed.ops + passed.counts.recomputes - passed.counts.rooms_made
         actions: list[Action] = []
         for page_id in passed.deaths:
             page = book[page_id]
@@ -126,7 +126,12 @@ class Pager:
         for birth in passed.births:
             book.add(birth.page, birth.nbytes, birth.unpageable, tick)
         for moved in passed.moved:
-            book.assign(book[moved.page], moved.state, moved.tier, moved.has_new_copy)
+            page = book[moved.page]
+            if page.state is State.DROPPED:
+                self.recipes.remove(page.id)
+            if moved.recipe is not None:
+                self.recipes.add(moved.recipe)
+            book.assign(page, moved.state, moved.tier, moved.has_new_copy)
         book.touch(passed.uses, tick)
         ledger.peak_live, ledger.peak_device = peaks  # whoever told of all this has watched them
         ledger.note_peaks(passed.peak_live, passed.peak_device)

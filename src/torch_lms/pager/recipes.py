@@ -8,15 +8,10 @@ from torch_lms.residency import Book, PageId, State
 
 
 class Recipes(dict[PageId, Recipe]):
-    """One recipe for each dropped page. Everybody else looks here: nobody keeps one of their own.
-
-    Attributes:
-        moved: pages that have dependents now and had none, or the other way round, until somebody empties it.
-    """
+    """One recipe for each dropped page. Everybody else looks here: nobody keeps one of their own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.moved: set[PageId] = set()
         self._dependents: dict[PageId, dict[PageId, None]] = {}
 
     def add(self, recipe: Recipe) -> None:
@@ -24,7 +19,6 @@ class Recipes(dict[PageId, Recipe]):
         self[recipe.page] = recipe
         for page in recipe.inputs:
             self._dependents.setdefault(page, {})[recipe.page] = None
-            self.moved.add(page)
 
     def remove(self, page: PageId) -> None:
         """``page`` was recomputed, or died."""
@@ -33,11 +27,6 @@ class Recipes(dict[PageId, Recipe]):
             del dependents[page]
             if not dependents:
                 del self._dependents[input_page]
-                self.moved.add(input_page)
-
-    def is_input(self, page: PageId) -> bool:
-        """Whether a dropped page needs ``page`` as it is now."""
-        return page in self._dependents
 
     def dependents(self, pages: Iterable[PageId]) -> list[PageId]:
         """The dropped pages for which one of ``pages`` is needed as it is now."""

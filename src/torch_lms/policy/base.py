@@ -37,12 +37,14 @@ class Recipe(NamedTuple):
         inputs: pages that the recomputation reads, as they are now.
         extra_bytes: needed meanwhile, beside inputs and page.
         ops: the operations of the step that compute it, by their position.
+        number: among the recomputations of the plan that has it; -1 without one.
     """
 
     page: PageId
     inputs: tuple[PageId, ...]
     extra_bytes: int
     ops: tuple[int, ...] = ()
+    number: int = -1
 
 
 class Prefetch(NamedTuple):

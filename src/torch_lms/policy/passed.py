@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from torch_lms.policy.base import Recipe
 from torch_lms.residency import PageId, State, Tier
 
 
@@ -29,21 +30,25 @@ class Moved(NamedTuple):
         state: where its bytes are now.
         tier: of its lower copy; None without one.
         has_new_copy: whether that was made since the page was last away.
+        recipe: how it is recomputed; None unless it is dropped.
     """
 
     page: PageId
     state: State
     tier: Tier | None
     has_new_copy: bool
+    recipe: Recipe | None
 
 
 class Counts(NamedTuple):
-    """How many pages were moved, and from where operations had their room: as in ``pager.Counters``."""
+    """How many pages were moved or recomputed, and from where operations had their room: as in ``pager.Counters``."""
 
     evictions: int
     evicted_bytes: int
     fetches: int
     fetched_bytes: int
+    recomputes: int
+    recomputed_bytes: int
     clean_drops: int
     room_from_one: int
     room_from_some: int
@@ -51,7 +56,7 @@ class Counts(NamedTuple):
 
     @property
     def rooms_made(self) -> int:
-        """Operations for which pages had to leave."""
+        """Operations, those that recompute included, for which pages had to leave."""
         return self.room_from_one + self.room_from_some + self.room_from_all
 
 
@@ -61,6 +66,8 @@ class Lists(NamedTuple):
     due: list[PageId]
     to_evict: list[PageId]
     to_fetch: list[PageId]
+    to_drop: list[PageId]
+    recipes: list[Recipe]
 
 
 class Passed(NamedTuple):

@@ -78,15 +78,15 @@ class Plan:
         are_due = position > 0 and (self.evicts[position - 1] or position - 1 in self.dropped_after)
         return bool(are_due or self.fetches[position]) or position in self.recomputed_before
 
-    def only_copies_before(self, position: int) -> bool:
-        """Whether these are copied, none is dropped or recomputed, and nobody waits for more than is needed."""
-        is_any_dropped = position - 1 in self.dropped_after
-        return not (is_any_dropped or position in self.recomputed_before or self.waits_for_evictions)
-
     @cached_property
     def repeated_ops(self) -> frozenset[int]:
         """The operations that recomputations run again."""
         return frozenset(op for recomputation in self.recomputations for op in recomputation.ops)
+
+    @cached_property
+    def numbers(self) -> Mapping[Recomputation, int]:
+        """Where each of ``recomputations`` stands there."""
+        return {recomputation: number for number, recomputation in enumerate(self.recomputations)}
 
     @cached_property
     def dropped_after(self) -> Mapping[int, tuple[Recomputation, ...]]:

@@ -99,11 +99,11 @@ class PlanCursor:
             self._nbytes[birth.page] = birth.nbytes
             self._bind(birth.page, birth.number)
         self._newly_bound.clear()
-        for page, _, _ in passed.uses:
-            self.recipes.pop(page, None)
         self.due = dict.fromkeys(passed.lists.due)
         self.to_evict = dict.fromkeys(passed.lists.to_evict)
         self.to_fetch = dict.fromkeys(passed.lists.to_fetch)
+        self.recipes = {recipe.page: recipe for recipe in passed.lists.recipes}
+        self.to_drop = {page: self.recipes[page] for page in passed.lists.to_drop}
         for page in passed.deaths:
             self.died(page)
 
@@ -148,7 +148,8 @@ class PlanCursor:
             if recomputation.page in self._ids and len(inputs) == len(recomputation.inputs):
                 page = self._ids[recomputation.page]
                 self.due[page] = None
-                recipe = Recipe(page, inputs, recomputation.extra_bytes, recomputation.ops)
+                number = self.plan.numbers[recomputation]
+                recipe = Recipe(page, inputs, recomputation.extra_bytes, recomputation.ops, number)
                 self.to_drop[page] = self.recipes[page] = recipe
 
     def _forget(self, pages: Iterable[PageId]) -> None:

@@ -22,7 +22,7 @@ from torch_lms.pager import (
     StartEvict,
     StartFetch,
 )
-from torch_lms.policy import Passed, Planned
+from torch_lms.policy import Passed, Planned, Recipe
 from torch_lms.residency import PageId
 from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
@@ -110,9 +110,10 @@ class DeviceBackend:
         self.executor.forget(entry)
         self.engine.resized(entry.page, entry.nbytes)
 
-    def writes_of(self, entry: Entry) -> int:
-        """How often the page was written so far."""
-        return self.engine.pager.book[entry.page].writes
+    def writes_of(self, page: PageId) -> int:
+        """How often the page was written so far, as its engine knows; -1 if it is none any more."""
+        known = self.engine.pager.book.get(page)
+        return -1 if known is None else known.writes
 
     def keep_call(self, position: int, call: Call) -> None:
         """The operation at ``position`` of this step may have to be repeated."""
@@ -153,13 +154,9 @@ class DeviceBackend:
                 case Discard():
                     self.executor.discard(entry)
                 case Drop():
-                    self._recomputer.bind(action.recipe, self.engine.pager.book)
-                    self.executor.drop(entry)
+                    self.drop(entry, action.recipe, self.writes_of)
                 case Recompute():
-                    spent("stall", 0, -1)
-                    inputs = self._recomputer.inputs(entry.page)
-                    self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
-                    spent("recompute", entry.nbytes, entry.page)
+                    self.recompute(entry, spent)
         except StoreError as error:
             return error
         except (RuntimeError, MemoryError) as error:
@@ -169,6 +166,26 @@ class DeviceBackend:
                 return error.with_traceback(None)
             raise
         return None
+
+    def drop(self, entry: Entry, recipe: Recipe, writes_of: Callable[[PageId], int]) -> None:
+        """Free the page's device bytes, once it is sure that ``recipe`` gives it again as it is.
+
+        Raises:
+            StoreError: it does not; nothing was freed.
+        """
+        self._recomputer.bind(recipe, writes_of)
+        self.executor.drop(entry)
+
+    def recompute(self, entry: Entry, spent: Spent) -> None:
+        """Recompute the dropped page, from inputs that are on the device.
+
+        Raises:
+            RuntimeError: the device has no room for it.
+        """
+        spent("stall", 0, -1)
+        inputs = self._recomputer.inputs(entry.page)
+        self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+        spent("recompute", entry.nbytes, entry.page)
 
     def use(self, pages: Sequence[PageId]) -> None:
         """See ``engine.Backend``."""

@@ -14,15 +14,15 @@ from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.split import RUNS
-from torch_lms.engine import Engine, Halt, Stretch
+from torch_lms.engine import Engine, Halt, Spent, Stretch
 from torch_lms.native import Native, PageId
 from torch_lms.pager import Pager
-from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor
+from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor, Recipe
 from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath, Progress
 from torch_lms.runtime.interposer import Interposer
-from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
+from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Act, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
@@ -138,7 +138,9 @@ class NativeFastPath(FastPath):
             [(held[tier], capacity) for tier, capacity in pager.tiers.items()],
             states,
             cursor.take_newly_bound(),
-            (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.recipes)),
+            (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
+            [_told(recipe) for recipe in cursor.recipes.values()],
+            [_told(recipe) for recipe in pager.recipes.values()],
         )
         self._cursor = cursor
         self._followed = backend
@@ -150,8 +152,7 @@ class NativeFastPath(FastPath):
             if backend is None or cursor is None:
                 return Prepared.NO  # another thread was quicker
             op = cursor.plan.trace.ops[position]
-            depends = writes and backend.engine.pager.recipes.dependents(writes)
-            if not depends and self._moves(backend, op, position, pages):
+            if self._moves(backend, op, position, pages, writes):
                 return Prepared.FOLLOWED
             self._reap()
             engine, used = backend.engine, tuple(pages)
@@ -169,27 +170,32 @@ class NativeFastPath(FastPath):
             self.hand_over()
             return Prepared.FOLLOWED
 
-    def _moves(self, backend: DeviceBackend, op: TracedOp, position: int, pages: list[PageId]) -> bool:
+    def _moves(
+        self, backend: DeviceBackend, op: TracedOp, position: int, pages: list[PageId], writes: list[PageId]
+    ) -> bool:
         """Have pages moved before ``op`` as the plan has it. Whether that was all: else the engine has to decide."""
         engine, executor = backend.engine, backend.executor
         if engine.pager.has_refused or (engine.is_to_ask_for_room and self._is_short(engine, op)):
             return False
-        found = self._native.move(position, pages, executor.landed())
+        found = self._native.move(position, pages, writes, executor.landed())
         if found is None:
             return False
-        journal, journaled, ops, resident, held, told, unknown = found
-        moves = Moves(executor, engine.pager.book, self._tiers, self._tick)
+        journal, journaled, ops, resident, held, told, recipes, unknown = found
+        moves = Moves(backend, self._tiers, self._tick, self._native.writes)
+        dropped = {recipe.page: recipe for recipe in self._recipes(recipes)}
 
-        def move() -> bool:
+        def move(spent: Spent) -> bool:
             for page, storage, stream in unknown:
                 self._table.know(page, storage, stream)
                 if why_unpageable(storage, is_owned=False):
                     return False
-            if not executor.has_streams:
-                return moves.perform(told, self._table.registry.__getitem__)
+            if not executor.has_streams and not any(act == Act.RECOMPUTE for act, *_ in told):
+                return moves.perform(told, dropped, self._table.registry.__getitem__, spent)
             with backend.unobserved():
-                if not moves.perform(told, self._table.registry.__getitem__):
+                if not moves.perform(told, dropped, self._table.registry.__getitem__, spent):
                     return False
+                if not executor.has_streams:
+                    return True
                 moved = {page for _, page, *_ in told}
                 executor.use([self._table.registry[page] for page in moved.intersection(pages)])
             self._tell_streams(backend, list(moved))
@@ -221,16 +227,21 @@ class NativeFastPath(FastPath):
         if backend is None:
             return False
         journal, journaled, ops, position, created, births, bound, uses, dead, *rest = self._native.take_over()
-        peak_live, peak_device, moved, counts, lists, stale, running = rest
+        peak_live, peak_device, moved, counts, lists, planned, recipes, stale, running = rest
         book = backend.engine.pager.book
+        dropped = {recipe.page: recipe for recipe in self._recipes(recipes)}
+        due, to_evict, to_fetch, to_drop = lists
         passed = Passed(
             self._tick,
             *(ops, position, created, self._table.born_as_planned(births), bound, uses),
             [page for page in dead if page in book],
             *(peak_live, peak_device),
-            [Moved(page, STATES[state], self._tier_of(tier), is_new) for page, state, tier, is_new in moved],
+            [
+                Moved(page, STATES[state], self._tier_of(tier), is_new, dropped.get(page))
+                for page, state, tier, is_new in moved
+            ],
             Counts(*counts),
-            Lists(*lists),
+            Lists(due, to_evict, to_fetch, to_drop, self._recipes(planned)),
         )
         with backend.unobserved():
             for page in stale:
@@ -254,6 +265,16 @@ class NativeFastPath(FastPath):
         """Bytes in host memory and on disk."""
         by_tier = dict(zip(self._tiers, held, strict=False))
         return by_tier.get(Tier.HOST, 0), by_tier.get(Tier.DISK, 0)
+
+    def _recipes(self, told: list[tuple[PageId, int, list[PageId], int]]) -> list[Recipe]:
+        """Recipes of the plan that is followed."""
+        if self._cursor is None:
+            return []
+        known = self._cursor.plan.recomputations
+        return [
+            Recipe(page, tuple(inputs), extra_bytes, known[number].ops, number)
+            for page, number, inputs, extra_bytes in told
+        ]
 
     def _tier_of(self, number: int) -> Tier | None:
         return None if number < 0 else self._tiers[number]
@@ -296,22 +317,23 @@ class NativeFastPath(FastPath):
             self._unpin(get_ident(), wrote)
 
 
-def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool, bool]]:
+def _told(recipe: Recipe) -> tuple[PageId, int, tuple[PageId, ...], int]:
+    return recipe.page, recipe.number, recipe.inputs, recipe.extra_bytes
+
+
+def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool]]:
     """Pages of which something changed since this was last asked: their states and tiers; whether their lower copies
-    are new, whether they must stay, whether others are recomputed from them.
+    are new, and whether they must stay.
     """
-    changed = pager.book.moved | pager.recipes.moved
-    pager.book.moved.clear()
-    pager.recipes.moved.clear()
     states = []
-    for page_id in changed:
+    for page_id in pager.book.moved:
         page = pager.book.get(page_id)
         if page is None:
             continue
         tier = -1 if page.tier is None else tiers.index(page.tier)
         is_fixed = bool(page.pins or page.unpageable)
-        is_input = pager.recipes.is_input(page_id)
-        states.append((page_id, NUMBERS.get(page.state, OTHER_STATE), tier, page.has_new_copy, is_fixed, is_input))
+        states.append((page_id, NUMBERS.get(page.state, OTHER_STATE), tier, page.has_new_copy, is_fixed))
+    pager.book.moved.clear()
     return states
 
 
@@ -329,13 +351,18 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
     ops = [
         (
             *(op.name, op.pages, op.creates, dies[position], op.new_bytes),
-            *(plan.evicts[position], plan.fetches[position]),
-            *(plan.moves_before(position), plan.only_copies_before(position)),
+            (
+                *(plan.evicts[position], plan.fetches[position]),
+                [plan.numbers[recomputation] for recomputation in plan.dropped_after.get(position, ())],
+                [plan.numbers[recomputation] for recomputation in plan.recomputed_before.get(position, ())],
+            ),
+            *(plan.moves_before(position), not plan.waits_for_evictions),
             position in plan.repeated_ops or not is_whole(op),
         )
         for position, op in enumerate(trace.ops)
     ]
-    return native.StepPlan(ops, [page.nbytes for page in trace.pages])
+    recomputations = [(planned.page, planned.inputs, planned.extra_bytes) for planned in plan.recomputations]
+    return native.StepPlan(ops, [page.nbytes for page in trace.pages], recomputations)
 
 
 class Callbacks:

@@ -1,12 +1,14 @@
 """Moves that the native interposer has decided on: a plan's, between two operations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 
 from torch_lms.capture.registry import Entry
+from torch_lms.engine import Spent
 from torch_lms.errors import StoreError
-from torch_lms.residency import Book, PageId, State, Tier
-from torch_lms.runtime.executor import Executor
+from torch_lms.policy import Recipe
+from torch_lms.residency import PageId, State, Tier
+from torch_lms.runtime.backend import DeviceBackend
 
 
 class Act(IntEnum):
@@ -18,9 +20,11 @@ class Act(IntEnum):
     RELEASE = 3
     START_FETCH = 4
     FINISH_FETCH = 5
+    DROP = 6
+    RECOMPUTE = 7
 
 
-STATES = (State.RESIDENT, State.CLEAN, State.EVICTING, State.EVICTED, State.FETCHING)
+STATES = (State.RESIDENT, State.CLEAN, State.EVICTING, State.EVICTED, State.FETCHING, State.DROPPED)
 """By the numbers that ``native/csrc/pages.h`` gives them."""
 
 OTHER_STATE = len(STATES)
@@ -35,10 +39,12 @@ _IF_IT_FAILED = (
     State.CLEAN,
     State.EVICTED,
     State.EVICTED,
+    State.RESIDENT,
+    State.DROPPED,
 )
 """The state of a page after an act that failed: see ``pager.Transfers``."""
 
-_START_EVICT = int(Act.START_EVICT)  # compared for every move
+_START_EVICT, _DROP, _RECOMPUTE = int(Act.START_EVICT), int(Act.DROP), int(Act.RECOMPUTE)  # compared for every move
 
 Fields = tuple[int, PageId, int, int]
 """A move, as the interposer tells of it: act, page, tier, and the operation that used the page last."""
@@ -48,10 +54,10 @@ class Moves:
     """Performs a plan's moves before an operation.
 
     Args:
-        executor: moves bytes.
-        book: knows the last uses of pages that were not used since ``tick``.
+        backend: of the device.
         tiers: by the numbers that the interposer has for them.
         tick: of the operation from which it counts.
+        writes_since: how often a page was written since then.
 
     Attributes:
         done: how many were performed.
@@ -59,17 +65,33 @@ class Moves:
         state: of that page, by its number.
     """
 
-    def __init__(self, executor: Executor, book: Book, tiers: Sequence[Tier], tick: int) -> None:
+    def __init__(
+        self, backend: DeviceBackend, tiers: Sequence[Tier], tick: int, writes_since: Callable[[PageId], int]
+    ) -> None:
         self.done = 0
         self.failed: PageId = -1
         self.state = 0
-        self._executor = executor
-        self._book = book
+        self._backend = backend
+        self._executor = backend.executor
         self._tiers = tiers
         self._tick = tick
+        self._writes_since = writes_since
 
-    def perform(self, moves: Sequence[Fields], entry_of: Callable[[PageId], Entry]) -> bool:
-        """Perform ``moves``. Whether that was possible: else the engine has to try by itself, and hears why not."""
+    def perform(
+        self,
+        moves: Sequence[Fields],
+        recipes: Mapping[PageId, Recipe],
+        entry_of: Callable[[PageId], Entry],
+        spent: Spent,
+    ) -> bool:
+        """Perform ``moves``. Whether that was possible: else the engine has to try by itself, and hears why not.
+
+        Args:
+            moves: one after the other.
+            recipes: of the pages that are dropped.
+            entry_of: the page of a number.
+            spent: hears of recomputations.
+        """
         executor = self._executor
         acts: tuple[Callable[..., None], ...] = (
             *(executor.discard, executor.start_evict, executor.finish_evict, executor.release),
@@ -80,6 +102,10 @@ class Moves:
             try:
                 if act == _START_EVICT:
                     executor.start_evict(entry, self._tiers[tier], self._last_use(page, later))
+                elif act == _DROP:
+                    self._backend.drop(entry, recipes[page], self._writes_of)
+                elif act == _RECOMPUTE:
+                    self._backend.recompute(entry, spent)
                 else:
                     acts[act](entry)
             except BaseException as error:
@@ -93,14 +119,18 @@ class Moves:
     def _last_use(self, page: PageId, later: int) -> int:
         if later >= 0:
             return self._tick + later
-        known = self._book.get(page)
+        known = self._backend.engine.pager.book.get(page)
         return self._tick if known is None else known.last_use
 
+    def _writes_of(self, page: PageId) -> int:
+        before = self._backend.writes_of(page)
+        return before if before < 0 else before + self._writes_since(page)
+
     def _fail(self, act: Act, entry: Entry, error: BaseException) -> None:
-        state = _IF_IT_FAILED[act]
-        if act is Act.RELEASE and not isinstance(error, Exception):
-            state = State.EVICTED  # interrupted, it may be freed by now: to fetch what is there does no harm
+        if act in (Act.RELEASE, Act.DROP) and not isinstance(error, Exception):
+            self.done += 1  # interrupted, it may be freed by now: to fetch or recompute what is there does no harm
+            return
         if act in (Act.START_EVICT, Act.FINISH_EVICT):
             self._executor.discard(entry)
         self.failed = entry.page
-        self.state = NUMBERS[state]
+        self.state = NUMBERS[_IF_IT_FAILED[act]]

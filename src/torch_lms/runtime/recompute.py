@@ -1,5 +1,6 @@
 """Recomputes pages instead of fetching them (N16)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch_lms.capture.call import Call
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.errors import StoreError
 from torch_lms.policy import Recipe
-from torch_lms.residency import Book, PageId
+from torch_lms.residency import PageId
 from torch_lms.runtime.executor import CAN_SWAP, bytes_of, fill_storage
 
 
@@ -45,8 +46,12 @@ class Recomputer:
         self.calls: dict[int, Call] = {}
         self._programs: dict[PageId, _Program] = {}
 
-    def bind(self, recipe: Recipe, book: Book) -> None:
+    def bind(self, recipe: Recipe, writes_of: Callable[[PageId], int]) -> None:
         """Get ready to recompute a page from pages as they are now.
+
+        Args:
+            recipe: of the page.
+            writes_of: how often a page was written so far; -1 if it is none any more.
 
         Raises:
             StoreError: that would not give what it holds now.
@@ -60,7 +65,7 @@ class Recomputer:
             for entry in call.pages:
                 page = entry.page
                 is_made = page in made
-                now = made[page] if is_made else book[page].writes if page in book else -1
+                now = made[page] if is_made else writes_of(page)
                 if now != call.reads[page] or (page in call.writes and not is_made):
                     raise StoreError(f"page {page} has changed")
                 if not is_made:
@@ -69,7 +74,7 @@ class Recomputer:
                 made[page] += 1
             made.update((view.entry.page, 0) for _, view in call.results)
         storages = {page: storage for page, entry in inputs.items() if (storage := entry()) is not None}
-        if made.get(recipe.page) != book[recipe.page].writes or set(recipe.inputs) != storages.keys():
+        if made.get(recipe.page) != writes_of(recipe.page) or set(recipe.inputs) != storages.keys():
             raise StoreError("the calls do not make it as it is")
         self._programs[recipe.page] = _Program(recipe.page, calls, list(inputs.values()), storages)
 

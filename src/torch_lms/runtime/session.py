@@ -555,6 +555,8 @@ class Session(PageOwner):
                     evicted_bytes=figures.evicted_bytes + since.counts.evicted_bytes,
                     fetches=figures.fetches + since.counts.fetches,
                     fetched_bytes=figures.fetched_bytes + since.counts.fetched_bytes,
+                    recomputes=figures.recomputes + since.counts.recomputes,
+                    recomputed_bytes=figures.recomputed_bytes + since.counts.recomputed_bytes,
                 )
             yield self._table.backends, figures
 

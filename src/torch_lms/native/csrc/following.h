@@ -22,14 +22,24 @@ struct PlannedOp {
   int64_t new_bytes;
   std::vector<int> evicts;   // once it is over: they are away until their next use
   std::vector<int> fetches;  // when it begins
+  std::vector<int> drops;       // the recomputations of pages that are dropped once it is over
+  std::vector<int> recomputes;  // those of pages that it needs
   bool moves;      // there are pages to move when it begins
-  bool is_simple;  // and these are copied: none is dropped or recomputed
+  bool is_simple;  // and nobody waits for more of them than it needs
   bool is_python;  // it is captured, since it may be repeated, or is a part of one that is to be split
+};
+
+// A page that is dropped and recomputed. As `policy/plan.py` has it.
+struct Recomputation {
+  int page;
+  std::vector<int> inputs;
+  int64_t extra_bytes;
 };
 
 struct StepPlan {
   std::vector<PlannedOp> ops;
   std::vector<int64_t> nbytes;  // of its pages
+  std::vector<Recomputation> recomputations;
 };
 
 // What Python says when it hands over.
@@ -170,19 +180,26 @@ class Following {
   }
 
   // The moves before the plan's next operation, on `used`; see `Moving::decide`.
-  std::optional<std::vector<Move>> decide(const std::vector<Page*>& used, const std::vector<PageId>& landed) {
+  std::optional<std::vector<Move>> decide(
+      const std::vector<Page*>& used, const std::vector<PageId>& written, const std::vector<PageId>& landed) {
     const PlannedOp& op = *next();
     if (!op.is_simple) {
       return std::nullopt;
     }
     if (passed_.position >= 0) {
       each_of(op_at(passed_.position).evicts, [&](Page& page) { moving.is_due(page); });
+      for (const int number : op_at(passed_.position).drops) {
+        has_dropped(number);
+      }
     }
     for (Page* page : used) {
-      moving.forget(*page);
+      moving.use(*page);
+    }
+    for (const int number : op.recomputes) {
+      each_of(recomputation(number).inputs, [&](Page& page) { moving.forget(page); });
     }
     each_of(op.fetches, [&](Page& page) { moving.comes(page); });
-    return moving.decide(handover_.device, used, op.new_bytes, landed);
+    return moving.decide(handover_.device, used, written, op.new_bytes, landed);
   }
 
   // The plan's next operation begins.
@@ -207,7 +224,7 @@ class Following {
         bind(page, op.pages[place]);
         passed_.bound.emplace_back(page.id, page.number);
       }
-      moving.forget(page);
+      moving.use(page);
       touch(page);
     }
   }
@@ -287,6 +304,21 @@ class Following {
 
   const PlannedOp& op_at(int position) const {
     return handover_.plan->ops[static_cast<size_t>(position)];
+  }
+
+  const Recomputation& recomputation(int number) const {
+    return handover_.plan->recomputations[static_cast<size_t>(number)];
+  }
+
+  // The plan has the page of this recomputation dropped from here on, if it and its inputs are known.
+  void has_dropped(int number) {
+    const auto& planned = recomputation(number);
+    std::vector<PageId> inputs;
+    each_of(planned.inputs, [&](const Page& page) { inputs.push_back(page.id); });
+    if (inputs.size() == planned.inputs.size()) {
+      const auto recipe = std::make_shared<const Recipe>(Recipe{number, std::move(inputs), planned.extra_bytes});
+      each_of({planned.page}, [&](Page& page) { moving.is_due(page, recipe); });
+    }
   }
 
   // Calls `visit` with each page of these numbers that is known.

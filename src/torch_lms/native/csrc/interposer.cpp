@@ -145,7 +145,10 @@ std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> Interpo
 }
 
 std::optional<std::vector<Move>> Interposer::move(
-    int position, const std::vector<PageId>& used, const std::vector<PageId>& landed) {
+    int position,
+    const std::vector<PageId>& used,
+    const std::vector<PageId>& written,
+    const std::vector<PageId>& landed) {
   const PlannedOp* next = following.next();
   if (!is_following || following.is_moving || following.position() + 1 != position || next == nullptr) {
     return std::nullopt;
@@ -163,7 +166,7 @@ std::optional<std::vector<Move>> Interposer::move(
       return std::nullopt;  // whose pages have to stay
     }
   }
-  auto moves = following.decide(found, landed);
+  auto moves = following.decide(found, written, landed);
   if (moves) {
     following.proceed(found);
     following.is_moving = true;
@@ -408,7 +411,7 @@ Entrance Interposer::follow(
       const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
       if (page != nullptr) {
         self.wrote.push_back(page->id);
-        moves = moves || page->has_dependents;
+        moves = moves || page->dependents != 0;
       }
       return true;
     });

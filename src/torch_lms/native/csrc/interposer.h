@@ -148,10 +148,13 @@ class Interposer {
   std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> take_over();
   int name(const std::string& name);  // a number for it
 
-  // What moves before the plan's operation at `position`, on the pages of these numbers: the operation has begun then,
-  // and Python performs the moves. None if it has to decide. For whoever holds the lock.
+  // What moves before the plan's operation at `position`, on the pages of these numbers, some of which it may write: the
+  // operation has begun then, and Python performs the moves. None if it has to decide. For whoever holds the lock.
   std::optional<std::vector<Move>> move(
-      int position, const std::vector<PageId>& used, const std::vector<PageId>& landed);
+      int position,
+      const std::vector<PageId>& used,
+      const std::vector<PageId>& written,
+      const std::vector<PageId>& landed);
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 

@@ -346,26 +346,43 @@ std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
 
 // One of a plan's operations, as Python tells of it: see `PlannedOp`.
 using Numbers = std::vector<int>;
-using AsTold =
-    std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Numbers, Numbers, bool, bool, bool>;
+using Moments = std::tuple<Numbers, Numbers, Numbers, Numbers>;  // `evicts`, `fetches`, `drops`, `recomputes`
+using AsTold = std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Moments, bool, bool, bool>;
+using Recomputed = std::tuple<int, Numbers, int64_t>;  // see `Recomputation`
 
-std::shared_ptr<StepPlan> new_plan(const std::vector<AsTold>& ops, std::vector<int64_t> nbytes) {
+std::shared_ptr<StepPlan> new_plan(
+    const std::vector<AsTold>& ops, std::vector<int64_t> nbytes, const std::vector<Recomputed>& recomputations) {
   auto plan = std::make_shared<StepPlan>();
-  for (const auto& [name, pages, creates, dies, new_bytes, evicts, fetches, moves, is_simple, is_python] : ops) {
+  for (const auto& [name, pages, creates, dies, new_bytes, moments, moves, is_simple, is_python] : ops) {
+    const auto& [evicts, fetches, drops, recomputes] = moments;
     plan->ops.push_back(
-        {interposer().name(name), pages, creates, dies, new_bytes, evicts, fetches, moves, is_simple, is_python});
+        {interposer().name(name), pages, creates, dies, new_bytes, evicts, fetches, drops, recomputes, moves, is_simple,
+         is_python});
   }
   plan->nbytes = std::move(nbytes);
+  for (const auto& [page, inputs, extra_bytes] : recomputations) {
+    plan->recomputations.push_back({page, inputs, extra_bytes});
+  }
   return plan;
 }
 
-// Its state and tier; whether its lower copy is new, whether it has to stay on the device, whether others are recomputed
-// from it.
-using PageState = std::tuple<PageId, int, int, bool, bool, bool>;
+// Its state and tier; whether its lower copy is new, whether it has to stay on the device.
+using PageState = std::tuple<PageId, int, int, bool, bool>;
 
-// As `Planned` in `policy/planned.py` has them: the pages that are due, those to be evicted and fetched, and those that
-// had better be dropped.
+// As `Planned` in `policy/planned.py` has them: the pages that are due, and those to be evicted, fetched and dropped.
 using Lists = std::tuple<std::vector<PageId>, std::vector<PageId>, std::vector<PageId>, std::vector<PageId>>;
+
+// How a page is recomputed: its number among the plan's recomputations, the inputs, and the bytes needed meanwhile.
+using AsRecipe = std::tuple<PageId, int, std::vector<PageId>, int64_t>;
+
+std::shared_ptr<const Recipe> as_recipe(const AsRecipe& told) {
+  const auto& [page, number, inputs, extra_bytes] = told;
+  return std::make_shared<const Recipe>(Recipe{number, inputs, extra_bytes});
+}
+
+AsRecipe told(PageId page, const Recipe& recipe) {
+  return {page, recipe.number, recipe.inputs, recipe.extra_bytes};
+}
 
 // Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
@@ -379,24 +396,36 @@ void follow(
     const std::vector<std::pair<int64_t, int64_t>>& tiers,
     const std::vector<PageState>& states,
     const std::vector<std::pair<PageId, int>>& bound,
-    const Lists& lists) {
+    const Lists& lists,
+    const std::vector<AsRecipe>& planned,
+    const std::vector<AsRecipe>& dropped) {
   locked([&](Interposer& all) {
-    for (const auto& [id, state, tier, has_new_copy, is_fixed, has_dependents] : states) {
+    for (const auto& [id, state, tier, has_new_copy, is_fixed] : states) {
       if (Page* page = all.pages.find(id)) {
         all.pages.set(*page, static_cast<State>(state), tier);
         page->has_new_copy = has_new_copy;
         page->is_fixed = is_fixed;
-        page->has_dependents = has_dependents;
       }
     }
     all.pages.take_moved();
     all.pages.take_stale();
     Moving& moving = all.following.moving;
-    const auto& [due, to_evict, to_fetch, dropped_first] = lists;
+    const auto& [due, to_evict, to_fetch, to_drop] = lists;
     moving.due.assign(due);
     moving.to_evict.assign(to_evict);
     moving.to_fetch.assign(to_fetch);
-    moving.dropped_first.assign(dropped_first);
+    moving.to_drop.assign(to_drop);
+    moving.clear_recipes();
+    for (const auto& recipe : planned) {
+      if (Page* page = all.pages.find(std::get<0>(recipe))) {
+        moving.set_planned(*page, as_recipe(recipe));
+      }
+    }
+    for (const auto& recipe : dropped) {
+      if (Page* page = all.pages.find(std::get<0>(recipe))) {
+        moving.set_dropped(*page, as_recipe(recipe));
+      }
+    }
     moving.capacities.clear();
     Handover handover{};
     for (const auto& [held, capacity] : tiers) {
@@ -420,24 +449,33 @@ void follow(
 
 // See `Interposer::move`. None, or the journal until then and its operations; how many operations passed since Python
 // handed over; the bytes on the device and in each lower tier after the moves; the moves, each with the last use of its
-// page, counted in operations since then (-1 if there was none); pages among them that Python does not know.
-py::object move(int position, const std::vector<PageId>& pages, const std::vector<PageId>& landed) {
+// page, counted in operations since then (-1 if there was none); how those are recomputed that are dropped; pages among
+// them that Python does not know.
+py::object move(
+    int position,
+    const std::vector<PageId>& pages,
+    const std::vector<PageId>& written,
+    const std::vector<PageId>& landed) {
   std::optional<std::vector<Move>> moves;
   std::shared_ptr<Journal> journal;
   int64_t journaled = 0;
   int64_t ops = 0;
   Account account;
-  std::vector<std::tuple<int, PageId, int, int64_t>> told;
+  std::vector<std::tuple<int, PageId, int, int64_t>> asked;
+  std::vector<AsRecipe> recipes;
   std::vector<Living> unknown;
   locked([&](Interposer& all) {
-    moves = all.move(position, pages, landed);
+    moves = all.move(position, pages, written, landed);
     if (!moves) {
       return;
     }
     for (const auto& [act, id, tier] : *moves) {
       Page* page = all.pages.find(id);
       const bool was_used = page != nullptr && page->is_touched;
-      told.emplace_back(static_cast<int>(act), id, tier, was_used ? page->touch.tick : -1);
+      asked.emplace_back(static_cast<int>(act), id, tier, was_used ? page->touch.tick : -1);
+      if (act == Act::drop && page != nullptr) {
+        recipes.push_back(told(id, *page->planned));
+      }
       if (page != nullptr && !page->is_named) {
         if (auto alive = living(*page)) {
           unknown.push_back(std::move(*alive));
@@ -455,7 +493,7 @@ py::object move(int position, const std::vector<PageId>& pages, const std::vecto
   for (auto& [id, storage, stream] : unknown) {
     known.append(py::make_tuple(id, to_python(std::move(storage)), stream));
   }
-  return py::make_tuple(journal, journaled, ops, account.resident, account.held, told, known);
+  return py::make_tuple(journal, journaled, ops, account.resident, account.held, asked, recipes, known);
 }
 
 // The moves were performed. If not all: the first `count`, and after the next its page is as told. The operation has not
@@ -479,8 +517,8 @@ void moved(bool are_all, size_t count, PageId failed, int state) {
 
 py::tuple as_counts(const Done& done) {
   return py::make_tuple(
-      done.evictions, done.evicted_bytes, done.fetches, done.fetched_bytes, done.clean_drops, done.from_one,
-      done.from_some, done.from_all);
+      done.evictions, done.evicted_bytes, done.fetches, done.fetched_bytes, done.recomputes, done.recomputed_bytes,
+      done.clean_drops, done.from_one, done.from_some, done.from_all);
 }
 
 // Bytes on the device and in each lower tier, and what was moved since Python handed over. None if no plan is followed.
@@ -503,6 +541,8 @@ py::object take_over() {
   std::vector<std::pair<Living, int>> born;
   std::vector<std::tuple<uint64_t, PageId, int64_t, int64_t>> touched;
   std::vector<std::tuple<PageId, int, int, bool>> moved;
+  std::vector<AsRecipe> planned;
+  std::vector<AsRecipe> dropped;
   std::vector<PageId> stale;
   std::vector<PageId> deaths;
   Done done;
@@ -526,11 +566,18 @@ py::object take_over() {
     }
     for (const Page* page : all.pages.take_moved()) {
       moved.emplace_back(page->id, static_cast<int>(page->state), page->tier, page->has_new_copy);
+      if (page->recipe) {
+        dropped.push_back(told(page->id, *page->recipe));
+      }
     }
     stale = all.pages.take_stale();
     Moving& moving = all.following.moving;
     done = moving.done;
-    lists = {moving.due.ids(), moving.to_evict.ids(), moving.to_fetch.ids(), {}};
+    lists = {moving.due.ids(), moving.to_evict.ids(), moving.to_fetch.ids(), moving.to_drop.ids()};
+    moving.planned.every([&](const Page& page) {
+      planned.push_back(told(page.id, *page.planned));
+      return true;
+    });
     for (const PageId id : passed.touched) {
       if (Page* page = all.pages.find(id)) {
         page->is_touched = false;
@@ -548,10 +595,9 @@ py::object take_over() {
   for (const auto& [at, id, tick, writes] : touched) {
     uses.append(py::make_tuple(id, tick, writes));
   }
-  const auto& [due, to_evict, to_fetch, none] = lists;
   return py::make_tuple(
       passed.journal, passed.journaled, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths,
-      account.peak, account.resident_peak, moved, as_counts(done), py::make_tuple(due, to_evict, to_fetch), stale, running);
+      account.peak, account.resident_peak, moved, as_counts(done), lists, planned, dropped, stale, running);
 }
 
 }  // namespace
@@ -584,6 +630,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("entered", [] { return locked([](Interposer& all) { return all.entered; }); });
   module.def("find", &find);
   module.def("add", &add);
+  module.def("writes", [](PageId id) {  // since Python last heard
+    return locked([&](Interposer& all) {
+      const Page* page = all.pages.find(id);
+      return page != nullptr && page->is_touched ? page->touch.writes : 0;
+    });
+  });
   module.def("name", [](PageId id) {
     return locked([&](Interposer& all) {
       Page* page = all.pages.find(id);

@@ -16,7 +16,7 @@
 namespace torch_lms {
 
 // As `runtime/native_moves.py` has it.
-enum class Act : int8_t { discard = 0, start_evict, finish_evict, release, start_fetch, finish_fetch };
+enum class Act : int8_t { discard = 0, start_evict, finish_evict, release, start_fetch, finish_fetch, drop, recompute };
 
 struct Move {
   Act act;
@@ -34,6 +34,8 @@ struct Done {
   int64_t from_one = 0;
   int64_t from_some = 0;
   int64_t from_all = 0;
+  int64_t recomputes = 0;
+  int64_t recomputed_bytes = 0;
 };
 
 // Pages in an order, each at most once. `place` is the member of a page that says where it stands.
@@ -112,14 +114,18 @@ class Moving {
       : due(pages, &Page::due),
         to_evict(pages, &Page::to_evict),
         to_fetch(pages, &Page::to_fetch),
-        dropped_first(pages, &Page::dropped_first),
+        to_drop(pages, &Page::to_drop),
+        planned(pages, &Page::is_planned),
+        dropped(pages, &Page::is_dropped),
         pages_(pages) {}
 
   // As `policy/planned.py` has them.
   PageList due;
   PageList to_evict;
   PageList to_fetch;
-  PageList dropped_first;  // they had better be dropped than copied down
+  PageList to_drop;
+  PageList planned;  // the plan has them dropped now, those included that were recomputed as inputs of others
+  PageList dropped;  // they are
   std::vector<int64_t> capacities;  // of the lower tiers, nearest first
   Done done;
 
@@ -128,6 +134,52 @@ class Moving {
     due.remove(page);
     to_evict.remove(page);
     to_fetch.remove(page);
+    to_drop.remove(page);
+  }
+
+  // An operation of the plan uses it.
+  void use(Page& page) {
+    forget(page);
+    set_planned(page, nullptr);
+  }
+
+  // From here on the plan has the page dropped.
+  void is_due(Page& page, std::shared_ptr<const Recipe> recipe) {
+    due.add(page);
+    to_drop.add(page);
+    set_planned(page, std::move(recipe));
+  }
+
+  // Whether, and how, the plan has the page dropped.
+  void set_planned(Page& page, std::shared_ptr<const Recipe> recipe) {
+    page.planned = std::move(recipe);
+    if (page.planned) {
+      planned.add(page);
+    } else {
+      planned.remove(page);
+    }
+  }
+
+  // Whether, and how, it is dropped.
+  void set_dropped(Page& page, std::shared_ptr<const Recipe> recipe) {
+    pages_.set_recipe(page, std::move(recipe));
+    if (page.recipe) {
+      dropped.add(page);
+    } else {
+      dropped.remove(page);
+    }
+  }
+
+  // Forget all recipes.
+  void clear_recipes() {
+    planned.every([&](Page& page) {
+      set_planned(page, nullptr);
+      return true;
+    });
+    dropped.every([&](Page& page) {
+      set_dropped(page, nullptr);
+      return true;
+    });
   }
 
   // The page is away from here on, as the plan has it.
@@ -141,14 +193,17 @@ class Moving {
     to_fetch.add(page);
   }
 
-  // The moves before an operation that uses `used` and creates `new_bytes`. `landed`: pages whose copies have ended.
-  // None if Python has to decide.
+  // The moves before an operation that uses `used`, among them `written`, and creates `new_bytes`. `landed`: pages whose
+  // copies have ended. None if Python has to decide.
   std::optional<std::vector<Move>> decide(
-      int device, const std::vector<Page*>& used, int64_t new_bytes, const std::vector<PageId>& landed) {
+      int device,
+      const std::vector<Page*>& used,
+      const std::vector<PageId>& written,
+      int64_t new_bytes,
+      const std::vector<PageId>& landed) {
     moves_.clear();
     before_.clear();
     done_before_ = done;
-    used_ = &used;
     ++needs_;
     for (Page* page : used) {
       page->needed_by = needs_;
@@ -161,7 +216,8 @@ class Moving {
         finish(*page);
       }
     }
-    if (start_evictions() && make_room(device, new_bytes) && fetch()) {
+    if (start_evictions() && drop() && recompute(device, used) && !are_inputs(written) &&
+        make_room(device, used, new_bytes) && fetch(used)) {
       start_fetches(device, new_bytes);
       pages_.note_peak(device);
       return moves_;
@@ -176,6 +232,7 @@ class Moving {
       if (Page* page = pages_.find(entry->id)) {
         pages_.set(*page, entry->state, entry->tier);
         page->has_new_copy = entry->has_new_copy;
+        set_dropped(*page, entry->recipe);
       }
     }
     done = done_before_;
@@ -209,15 +266,20 @@ class Moving {
     State state;
     int tier;
     bool has_new_copy;
+    std::shared_ptr<const Recipe> recipe;
   };
 
   bool is_candidate(const Page& page) const {
-    return !page.is_fixed && !page.is_dead() && page.needed_by != needs_ &&
+    return !page.is_fixed && !page.is_dead() && !is_needed(page) &&
         (page.is_usable() || page.state == State::evicting);
   }
 
+  bool is_needed(const Page& page) const {
+    return page.needed_by == needs_ || page.holds != 0;
+  }
+
   void move(Page& page, Act act, int tier = no_tier) {
-    before_.push_back({page.id, page.state, page.tier, page.has_new_copy});
+    before_.push_back({page.id, page.state, page.tier, page.has_new_copy, page.recipe});
     moves_.push_back({act, page.id, tier});
     apply(page, act, tier);
   }
@@ -245,6 +307,16 @@ class Moving {
         pages_.set(page, State::clean, page.tier);
         ++done.fetches;
         done.fetched_bytes += page.nbytes;
+        break;
+      case Act::drop:
+        set_dropped(page, page.planned);
+        pages_.set(page, State::dropped, no_tier);
+        break;
+      case Act::recompute:
+        set_dropped(page, nullptr);
+        pages_.set(page, State::resident, no_tier);
+        ++done.recomputes;
+        done.recomputed_bytes += page.nbytes;
         break;
       case Act::discard:
         break;
@@ -276,47 +348,127 @@ class Moving {
     return to_evict.every([&](Page& page) {
       if (!is_candidate(page)) {
         to_evict.remove(page);
-      } else if (page.state == State::clean) {
-        move(page, Act::release);
-      } else if (page.state == State::resident) {
-        return start_evict(page);
+        return true;
       }
-      return true;
+      return free_or_evict(page);
     });
   }
 
-  // For what is created, and for those among the used pages that are away. Whether it was found among the due.
-  bool make_room(int device, int64_t new_bytes) {
+  bool free_or_evict(Page& page) {
+    if (page.state == State::clean) {
+      move(page, Act::release);
+    } else if (page.state == State::resident) {
+      return start_evict(page);
+    }
+    return true;
+  }
+
+  // Those that the plan has dropped from here on. Whether that can be told, and those that cannot be found a tier.
+  bool drop() {
+    return to_drop.every([&](Page& page) {
+      if (!is_candidate(page)) {
+        to_drop.remove(page);
+        return true;
+      }
+      bool is_any_needed = false;
+      for (const PageId id : page.planned->inputs) {
+        const Page* input = pages_.find(id);
+        is_any_needed = is_any_needed || (input != nullptr && is_needed(*input));
+        if (input != nullptr && input->is_fixed) {
+          return false;  // another operation may be writing it
+        }
+      }
+      return is_any_needed || drop(page) || free_or_evict(page);
+    });
+  }
+
+  // Whether the page could be dropped.
+  bool drop(Page& page) {
+    if (page.state != State::resident || !page.planned) {
+      return false;
+    }
+    for (const PageId id : page.planned->inputs) {
+      const Page* input = pages_.find(id);
+      if (input == nullptr || input->is_fixed || is_needed(*input)) {
+        return false;
+      }
+    }
+    move(page, Act::drop);
+    return true;
+  }
+
+  // Those among the used pages that are dropped. Whether room for that was found among the due.
+  bool recompute(int device, const std::vector<Page*>& used) {
+    return std::all_of(used.begin(), used.end(), [&](Page* page) {
+      return page->state != State::dropped || recompute(device, *page);
+    });
+  }
+
+  // One, and before it what it needs.
+  bool recompute(int device, Page& page) {
+    const auto recipe = page.recipe;
+    std::vector<Page*> inputs;
+    for (const PageId id : recipe->inputs) {
+      inputs.push_back(pages_.find(id));  // they live: what it takes to recompute the page holds them
+    }
+    for (Page* input : inputs) {
+      ++input->holds;
+    }
+    const bool are_there = recompute(device, inputs) &&
+        make_room(device, inputs, page.nbytes + recipe->extra_bytes) && fetch(inputs);
+    for (Page* input : inputs) {
+      --input->holds;
+    }
+    if (are_there) {
+      move(page, Act::recompute);
+    }
+    return are_there;
+  }
+
+  // Whether dropped pages are recomputed from one of these.
+  bool are_inputs(const std::vector<PageId>& ids) const {
+    return std::any_of(ids.begin(), ids.end(), [&](PageId id) {
+      const Page* page = pages_.find(id);
+      return page != nullptr && page->dependents != 0;
+    });
+  }
+
+  // For `new_bytes`, and for those among the `needed` pages that are away. Whether it was found among the due.
+  bool make_room(int device, const std::vector<Page*>& needed, int64_t new_bytes) {
     const Account& account = pages_.account(device);
     int64_t missing = new_bytes + account.resident - account.limit;
-    for (const Page* page : *used_) {
+    for (const Page* page : needed) {
       missing += page->state == State::evicted ? page->nbytes : 0;
     }
     if (missing <= 0) {
       return true;
     }
-    std::vector<Page*> victims;
+    size_t count = 0;
+    std::vector<Page*> leaving;
     due.every([&](Page& page) {
       if (!is_candidate(page)) {
         return true;
       }
-      if (page.dropped_first != 0 || (page.state == State::resident && !start_evict(page))) {
-        return false;
+      if (!drop(page)) {
+        if (page.state == State::resident && !start_evict(page)) {
+          return false;
+        }
+        leaving.push_back(&page);
       }
-      victims.push_back(&page);
+      ++count;
       missing -= page.nbytes;
       return missing > 0;
     });
     if (missing > 0) {
       return false;
     }
-    for (Page* page : victims) {
+    for (Page* page : leaving) {
       finish(*page);
       move(*page, Act::release);
     }
     if (!has_candidates(device)) {
       ++done.from_all;
-    } else if (victims.size() == 1) {
+    } else if (count == 1) {
       ++done.from_one;
     } else {
       ++done.from_some;
@@ -330,9 +482,9 @@ class Moving {
     });
   }
 
-  // The used pages. Whether they can be had by a copy.
-  bool fetch() {
-    for (Page* page : *used_) {
+  // The `needed` pages. Whether they can be had by a copy.
+  bool fetch(const std::vector<Page*>& needed) {
+    for (Page* page : needed) {
       if (page->state == State::other) {
         return false;
       }
@@ -340,7 +492,7 @@ class Moving {
         move(*page, Act::start_fetch);
       }
     }
-    for (Page* page : *used_) {
+    for (Page* page : needed) {
       finish(*page);
     }
     return true;
@@ -365,7 +517,6 @@ class Moving {
   std::vector<Move> moves_;
   std::vector<Before> before_;
   Done done_before_;
-  const std::vector<Page*>* used_ = nullptr;
   uint64_t needs_ = 0;
 };
 

@@ -29,15 +29,22 @@ inline c10::weak_intrusive_ptr<c10::StorageImpl> weak_reference(c10::StorageImpl
 
 using StreamId = int64_t;
 
-// Which copies of a page's bytes exist: as `residency/state.py` has it. `other`: none, or not known here.
-enum class State : int8_t { resident = 0, clean = 1, evicting = 2, evicted = 3, fetching = 4, other = 5 };
+// Which copies of a page's bytes exist: as `residency/state.py` has it. `other`: that is not known here.
+enum class State : int8_t { resident = 0, clean = 1, evicting = 2, evicted = 3, fetching = 4, dropped = 5, other = 6 };
 
 constexpr int no_tier = -1;
 constexpr size_t max_tiers = 2;
 
 inline bool is_on_device(State state) {
-  return state != State::evicted && state != State::other;
+  return state != State::evicted && state != State::dropped && state != State::other;
 }
+
+// How a page is recomputed. As `policy/base.py` has it.
+struct Recipe {
+  int number;  // among the plan's recomputations
+  std::vector<PageId> inputs;
+  int64_t extra_bytes;
+};
 
 struct Page {
   PageId id;
@@ -55,13 +62,18 @@ struct Page {
   int tier = no_tier;           // where its lower copy is
   bool has_new_copy = false;    // its lower copy was made since it was last away
   bool is_fixed = false;        // it must stay on the device, or is pinned
-  bool has_dependents = false;  // pages were dropped that are recomputed from it as it is
+  std::shared_ptr<const Recipe> planned = {};  // the plan has it dropped now
+  std::shared_ptr<const Recipe> recipe = {};   // it is dropped
+  int dependents = 0;           // pages that are dropped, and recomputed from it as it is
   uint64_t moved = 0;           // when its state last changed here, since Python last heard; 0 if it did not
   uint64_t due = 0;             // its places in the lists of `Moving`; 0 if it is not there
   uint64_t to_evict = 0;
   uint64_t to_fetch = 0;
-  uint64_t dropped_first = 0;
+  uint64_t to_drop = 0;
+  uint64_t is_planned = 0;
+  uint64_t is_dropped = 0;
   uint64_t needed_by = 0;       // the operation for which pages move
+  int holds = 0;                // recomputations under way that need it
   int number = no_number;       // in the plan that is followed
   uint64_t seen_by = 0;         // the operation that looked it up last
   bool is_touched = false;      // since Python last heard: see `Touch`
@@ -165,7 +177,15 @@ class Pages {
       journal->died(page->id);
     }
     give_up_copy(*page);
+    set_recipe(*page, nullptr);
     drop(page);
+  }
+
+  // It is dropped, to be recomputed by `recipe`; or is not, without one.
+  void set_recipe(Page& page, std::shared_ptr<const Recipe> recipe) {
+    count_dependent(page, -1);
+    page.recipe = std::move(recipe);
+    count_dependent(page, 1);
   }
 
   // The page goes to another state. `tier`: where its lower copy is from now on.
@@ -281,6 +301,16 @@ class Pages {
     Account& its = account(page.device);
     its.live += nbytes;
     its.resident += is_on_device(page.state) ? nbytes : 0;
+  }
+
+  void count_dependent(const Page& page, int count) {
+    if (page.recipe) {
+      for (const PageId id : page.recipe->inputs) {
+        if (Page* input = find(id)) {
+          input->dependents += count;
+        }
+      }
+    }
   }
 
   void count_copy(const Page& page, int64_t nbytes) {
