@@ -124,6 +124,16 @@ class LmsMode(TorchDispatchMode):
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
 
+    def capture(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writes_of: Callable[[PageId], int]
+    ) -> Call | None:
+        """Record a call that the native interposer is about to make; None if it cannot be repeated."""
+        info = describe(func)
+        op = _Op(info.name, self._find, func, info, args, kwargs, [])
+        with no_torch_function():
+            op.capture_call(writes_of)
+        return op.call
+
     def _is_watching(self) -> bool:
         """Whether this thread's operations are seen now."""
         return self._owner.active and not getattr(self._left_out, "now", False)

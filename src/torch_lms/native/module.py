@@ -47,7 +47,7 @@ class Native(Protocol):
             ops: name, pages, creates, those that die after it, new bytes; then in one tuple those that are evicted
                 after it, those whose fetch starts when it begins, the recomputations of those that are dropped after
                 it, and of those that are recomputed when it begins; whether any move then, whether the program waits
-                for no more than it needs, whether Python has it.
+                for no more than it needs, whether it is captured, whether Python has it.
             nbytes: of its pages.
             recomputations: page, inputs, and the bytes needed beside these.
         """
@@ -97,7 +97,7 @@ class Native(Protocol):
         """
 
     def writes(self, page: PageId) -> int:
-        """How often the page was written since ``follow``."""
+        """How often the page was written since ``follow``; -1 if it is none any more."""
 
     def moved(self, are_all: bool, count: int, failed: PageId, state: int) -> None:
         """They moved. If not all: the first ``count``; the page ``failed`` is in that state now, and the operation has

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
+from functools import partial
 from threading import RLock, get_ident
 from typing import Any
 
 import torch
 
 from torch_lms.capture import unobserved
+from torch_lms.capture.call import Call
 from torch_lms.capture.mode import FILLED_UNSEEN, LmsMode
 from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
@@ -73,6 +75,7 @@ class NativeFastPath(FastPath):
         self._tiers: list[Tier] = []
         self._plans: dict[int, tuple[Plan, Any]] = {}
         self._parts: set[tuple[str, tuple[int, ...]]] = set()
+        self._calls: dict[int, Call] = {}
 
     @property
     def operations(self) -> int:
@@ -142,6 +145,8 @@ class NativeFastPath(FastPath):
             [_told(recipe) for recipe in cursor.recipes.values()],
             [_told(recipe) for recipe in pager.recipes.values()],
         )
+        if cursor is not self._cursor:
+            self._calls.clear()
         self._cursor = cursor
         self._followed = backend
 
@@ -181,7 +186,7 @@ class NativeFastPath(FastPath):
         if found is None:
             return False
         journal, journaled, ops, resident, held, told, recipes, unknown = found
-        moves = Moves(backend, self._tiers, self._tick, self._native.writes)
+        moves = Moves(backend, self._tiers, self._tick, self._writes_of)
         dropped = {recipe.page: recipe for recipe in self._recipes(recipes)}
 
         def move(spent: Spent) -> bool:
@@ -216,6 +221,29 @@ class NativeFastPath(FastPath):
         """Whether there is too little room for what ``op`` creates, as far as the limit is known."""
         now = self.progress()
         return now is None or engine.pager.limit - now.resident < op.new_bytes
+
+    def capture(self, position: int, record: Callable[[Callable[[PageId], int]], Call | None]) -> None:
+        """The plan's operation at ``position`` is about to run, and may have to be repeated: have it recorded."""
+        with self._lock:
+            if self._followed is not None and (call := record(self._writes_of)) is not None:
+                self._calls[position] = call
+
+    def captured(self, position: int, result: Any) -> None:
+        """It gave ``result``."""
+        with self._lock:
+            call = self._calls.pop(position, None)
+            if call is None or self._followed is None:
+                return  # another thread was quicker: what would be recomputed is moved
+            call.made(result, self._table.registry.find)
+            self._followed.keep_call(position, call)
+            storages = [view.entry() for _, view in call.results]
+            if any(why_unpageable(storage, is_owned=False) for storage in storages if storage is not None):
+                self.take_over()
+
+    def _writes_of(self, page: PageId) -> int:
+        """How often the page was written so far; -1 if it is none any more."""
+        since = self._native.writes(page)
+        return since if since < 0 or self._followed is None else since + max(0, self._followed.writes_of(page))
 
     def ended(self, pages: list[PageId], written: list[PageId]) -> None:
         """It ended, of which no plan was followed."""
@@ -357,7 +385,7 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
                 [plan.numbers[recomputation] for recomputation in plan.recomputed_before.get(position, ())],
             ),
             *(plan.moves_before(position), not plan.waits_for_evictions),
-            position in plan.repeated_ops or not is_whole(op),
+            *(position in plan.repeated_ops, not is_whole(op)),
         )
         for position, op in enumerate(trace.ops)
     ]
@@ -370,6 +398,8 @@ class Callbacks:
 
     def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath) -> None:
         self._owner = owner
+        self._mode = mode
+        self._fast_path = fast_path
         self.describe = described
         self.run = mode.run
         self.room_is_short = fast_path.room_is_short
@@ -377,7 +407,12 @@ class Callbacks:
         self.ended_pinned = fast_path.ended_pinned
         self.prepare = fast_path.prepare
         self.ended = fast_path.ended
+        self.captured = fast_path.captured
         self.is_out_of_memory = owner.is_out_of_memory
+
+    def capture(self, position: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See ``NativeFastPath``."""
+        self._fast_path.capture(position, partial(self._mode.capture, func, args, kwargs))
 
     def born(self, tensor: torch.Tensor) -> None:
         """An operation made ``tensor``, whose storage may have to become a page."""

@@ -57,7 +57,7 @@ class Moves:
         backend: of the device.
         tiers: by the numbers that the interposer has for them.
         tick: of the operation from which it counts.
-        writes_since: how often a page was written since then.
+        writes_of: how often a page was written so far.
 
     Attributes:
         done: how many were performed.
@@ -66,7 +66,7 @@ class Moves:
     """
 
     def __init__(
-        self, backend: DeviceBackend, tiers: Sequence[Tier], tick: int, writes_since: Callable[[PageId], int]
+        self, backend: DeviceBackend, tiers: Sequence[Tier], tick: int, writes_of: Callable[[PageId], int]
     ) -> None:
         self.done = 0
         self.failed: PageId = -1
@@ -75,7 +75,7 @@ class Moves:
         self._executor = backend.executor
         self._tiers = tiers
         self._tick = tick
-        self._writes_since = writes_since
+        self._writes_of = writes_of
 
     def perform(
         self,
@@ -121,10 +121,6 @@ class Moves:
             return self._tick + later
         known = self._backend.engine.pager.book.get(page)
         return self._tick if known is None else known.last_use
-
-    def _writes_of(self, page: PageId) -> int:
-        before = self._backend.writes_of(page)
-        return before if before < 0 else before + self._writes_since(page)
 
     def _fail(self, act: Act, entry: Entry, error: BaseException) -> None:
         if act in (Act.RELEASE, Act.DROP) and not isinstance(error, Exception):

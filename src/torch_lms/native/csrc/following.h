@@ -26,7 +26,8 @@ struct PlannedOp {
   std::vector<int> recomputes;  // those of pages that it needs
   bool moves;      // there are pages to move when it begins
   bool is_simple;  // and nobody waits for more of them than it needs
-  bool is_python;  // it is captured, since it may be repeated, or is a part of one that is to be split
+  bool is_captured;  // it may be repeated, to recompute a page
+  bool is_python;    // it is a part of one that is to be split
 };
 
 // A page that is dropped and recomputed. As `policy/plan.py` has it.

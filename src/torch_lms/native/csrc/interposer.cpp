@@ -299,6 +299,9 @@ void Interposer::run_plain(
   }
   bool has_room = true;
   try {
+    if (self.is_captured) {
+      capture(handle, *stack, self);
+    }
     const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
     handle.redispatchBoxed(below, stack);
   } catch (...) {
@@ -335,6 +338,14 @@ void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchK
   runner->run(handle, stack);
 }
 
+void Interposer::capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self) {
+  if (const auto recorder = owner()) {
+    const auto given = arguments_of(handle, stack);
+    const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_ | c10::DispatchKeySet(key_)};
+    recorder->capture(self.position, handle, {given.begin(), given.end()});
+  }
+}
+
 // The operation begins, if all that it touches is known and nothing has to move.
 Entrance Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
@@ -356,7 +367,7 @@ Entrance Interposer::enter(
     self.pages.push_back(page->id);
   }
   self.epoch = 0;
-  self.is_prepared = self.must_end = self.is_expected = false;
+  self.is_prepared = self.must_end = self.is_expected = self.is_captured = false;
   const Entrance entrance = is_open ? Entrance::passes : follow(op, handle, stack, self);
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
@@ -384,6 +395,7 @@ Entrance Interposer::prepare(Running& self) {
   }
   self.is_prepared = true;
   self.must_end = prepared == Prepared::begun;
+  self.is_captured = self.is_captured && !self.must_end;
   self.is_busy = prepared != Prepared::no;
   return self.is_busy ? Entrance::passes : Entrance::python;
 }
@@ -420,11 +432,15 @@ Entrance Interposer::follow(
     if (next->is_python || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
       return Entrance::python;
     }
+    if (next->is_captured && self.found.empty()) {
+      return Entrance::python;  // nobody knows whether it creates anything
+    }
+    self.is_captured = next->is_captured;
     moves = moves || next->moves || !following.has_room(*next);
   }
   if (moves) {
     self.position = following.position() + 1;
-    return self.found.empty() ? Entrance::python : Entrance::to_prepare;  // nobody knows whether it creates anything
+    return self.found.empty() ? Entrance::python : Entrance::to_prepare;  // see above
   }
   self.epoch = following.epoch();
   self.position = -1;
@@ -530,13 +546,17 @@ void Interposer::finish(
     was_pinned = std::exchange(self.is_pinned, false);
     graveyard = pages.take_graveyard();
   }
-  const bool has_news = !planned.empty() || was_pinned || !resized.empty() || !for_python.empty() || is_short;
+  const bool is_captured = self.is_captured && stack != nullptr;
+  const bool has_news = is_captured || !planned.empty() || was_pinned || !resized.empty() || !for_python.empty() || is_short;
   const auto hearer = has_news || self.must_end ? owner() : nullptr;
   if (!hearer) {
     return;
   }
   if (!planned.empty()) {
     hearer->give_python_objects(planned);
+  }
+  if (is_captured) {
+    hearer->captured(self.position, handle, *stack);
   }
   if (was_pinned) {
     hearer->ended_pinned(!op.writes.empty());

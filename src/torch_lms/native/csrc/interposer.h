@@ -61,6 +61,9 @@ class Owner {
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
   // The plan's operation at `position` begins, on these pages: has them there, and room for what it creates.
   virtual Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
+  // Records that operation with its arguments, before it runs, and what it made: a page may be recomputed by it.
+  virtual void capture(int position, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments) = 0;
+  virtual void captured(int position, const c10::OperatorHandle& op, const torch::jit::Stack& stack) = 0;
   virtual void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) = 0;
   // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
   virtual void born(const at::Tensor& tensor) = 0;
@@ -87,6 +90,7 @@ struct Running {
   int position = -1;          // of the operation in the plan; -1 if it has none so far
   bool is_prepared = false;   // Python has moved pages for it
   bool must_end = false;      // and hears of its end
+  bool is_captured = false;   // Python records it
   bool is_expected = false;   // the plan's next operation is like this one, if it creates a page
   size_t journal_size = 0;    // before it
   std::vector<PageId> wrote;  // pages that it may write
@@ -181,6 +185,7 @@ class Interposer {
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   Entrance prepare(Running& self);
+  void capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
   void finish(
       const Operator& op,
       const c10::OperatorHandle& handle,

@@ -117,6 +117,25 @@ void put_results(
   }
 }
 
+// The same, to be looked at: the tensors themselves stay without.
+py::object result_to_look_at(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const size_t count = op.schema().returns().size();
+  py::tuple results(count);
+  for (size_t place = 0; place < count; ++place) {
+    const auto& value = stack[stack.size() - count + place];
+    if (value.isTensorList()) {
+      py::list part;
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        part.append(torch::jit::toPyObject(without_python_object(tensor, {})));
+      }
+      results[place] = part;
+    } else {
+      results[place] = torch::jit::toPyObject(without_python_object(value, {}));
+    }
+  }
+  return count == 1 ? py::object(results[0]) : py::object(results);
+}
+
 // The owner of the pages, as Python has it (`runtime/native_way.py`).
 class PythonOwner : public Owner {
  public:
@@ -149,6 +168,19 @@ class PythonOwner : public Owner {
   Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
     py::gil_scoped_acquire gil;
     return static_cast<Prepared>(call("prepare", position, pages, writes).cast<int>());
+  }
+
+  void capture(int position, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments) override {
+    py::gil_scoped_acquire gil;
+    auto [by_place, by_name] = as_called(op, arguments);
+    arguments.clear();
+    const py::handle function = torch::detail::getTorchApiFunction(op);
+    call("capture", position, function, std::move(by_place), std::move(by_name));
+  }
+
+  void captured(int position, const c10::OperatorHandle& op, const torch::jit::Stack& stack) override {
+    py::gil_scoped_acquire gil;
+    call("captured", position, result_to_look_at(op, stack));
   }
 
   void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) override {
@@ -347,17 +379,17 @@ std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
 // One of a plan's operations, as Python tells of it: see `PlannedOp`.
 using Numbers = std::vector<int>;
 using Moments = std::tuple<Numbers, Numbers, Numbers, Numbers>;  // `evicts`, `fetches`, `drops`, `recomputes`
-using AsTold = std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Moments, bool, bool, bool>;
+using AsTold = std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Moments, bool, bool, bool, bool>;
 using Recomputed = std::tuple<int, Numbers, int64_t>;  // see `Recomputation`
 
 std::shared_ptr<StepPlan> new_plan(
     const std::vector<AsTold>& ops, std::vector<int64_t> nbytes, const std::vector<Recomputed>& recomputations) {
   auto plan = std::make_shared<StepPlan>();
-  for (const auto& [name, pages, creates, dies, new_bytes, moments, moves, is_simple, is_python] : ops) {
+  for (const auto& [name, pages, creates, dies, new_bytes, moments, moves, is_simple, is_captured, is_python] : ops) {
     const auto& [evicts, fetches, drops, recomputes] = moments;
     plan->ops.push_back(
         {interposer().name(name), pages, creates, dies, new_bytes, evicts, fetches, drops, recomputes, moves, is_simple,
-         is_python});
+         is_captured, is_python});
   }
   plan->nbytes = std::move(nbytes);
   for (const auto& [page, inputs, extra_bytes] : recomputations) {
@@ -633,7 +665,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("writes", [](PageId id) {  // since Python last heard
     return locked([&](Interposer& all) {
       const Page* page = all.pages.find(id);
-      return page != nullptr && page->is_touched ? page->touch.writes : 0;
+      return page == nullptr ? -1 : page->is_touched ? page->touch.writes : 0;
     });
   });
   module.def("name", [](PageId id) {

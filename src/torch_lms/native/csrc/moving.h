@@ -409,7 +409,10 @@ class Moving {
     const auto recipe = page.recipe;
     std::vector<Page*> inputs;
     for (const PageId id : recipe->inputs) {
-      inputs.push_back(pages_.find(id));  // they live: what it takes to recompute the page holds them
+      inputs.push_back(pages_.find(id));
+      if (inputs.back() == nullptr) {
+        return false;
+      }
     }
     for (Page* input : inputs) {
       ++input->holds;
