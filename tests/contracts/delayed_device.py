@@ -573,7 +573,7 @@ def paged(
     )
     with rig.device.watch():
         session = Session(options, lambda _: rig.executor)
-        hooks = StepHooks(session.step, session.adopt, lambda: session.uses, session.suspecting)
+        hooks = StepHooks(session.step, session.adopt, lambda: session.uses, session.suspecting, session.limit_of)
         hooks.install()
         session.interposer.attach()
         try:

@@ -51,7 +51,8 @@ class Lms:
         self.given = given
         self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
         self._step_times = StepTimes()
-        self._steps = StepHooks(self.step, self._session.adopt, lambda: self._session.uses, self._session.suspecting)
+        session = self._session
+        self._steps = StepHooks(self.step, session.adopt, lambda: session.uses, session.suspecting, session.limit_of)
         self._threads = threads.ThreadHook(self._session.interposer)
         self._steps.install()
         self._threads.install()

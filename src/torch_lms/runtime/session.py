@@ -223,6 +223,10 @@ class Session(PageOwner):
         # What is split must not depend on what is there (N10). A list's results need at most as much as the list.
         return sum([entry.nbytes for entry in entries]) * 2 * RUNS >= engine.pager.limit
 
+    def limit_of(self, device: torch.device) -> int | None:
+        """Bytes of ``device`` that pages may occupy; None if it has none."""
+        return self._table.backend_of(device).engine.pager.limit if device.type == self.kind else None
+
     def room_for_one_op(self, entries: list[Entry]) -> int:
         engine = entries[0].engine if entries else self._default.engine
         return engine.pager.limit

@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
 from torch_lms.runtime.keras_hooks import KerasHooks
+from torch_lms.runtime.optimizer_runs import OptimizerRuns
 
 
 class StepHooks:
@@ -22,6 +23,7 @@ class StepHooks:
         adopt: called with the tensors that a module or an optimizer owns, before it first uses them.
         uses: tells how often pages were used so far.
         suspect: inside of it tensors may be written unseen (see ``ForeignOptimizers``).
+        limit_of: the limit of a device (see ``OptimizerRuns``).
     """
 
     def __init__(
@@ -30,8 +32,10 @@ class StepHooks:
         adopt: Callable[[list[torch.Tensor]], None],
         uses: Callable[[], int],
         suspect: Suspect,
+        limit_of: Callable[[torch.device], int | None],
     ) -> None:
         self._step, self._adopt, self._uses = step, adopt, uses
+        self._runs = OptimizerRuns(limit_of)
         self._foreign = ForeignOptimizers(suspect)
         self._keras = KerasHooks(step, adopt)
         self._handles: list[Any] = []
@@ -62,12 +66,13 @@ class StepHooks:
         """Let go of what a failed step of an optimizer holds."""
         self._foreign.ends()
 
-    def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _before_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any]:
         if optimizer not in self._known:
             self._known.add(optimizer)
             self._adopt([p for group in optimizer.param_groups for p in group["params"]])
             self._adopt(_state_of(optimizer))
         self._foreign.begins(optimizer)
+        return (self._runs.split(optimizer), *args[1:]), kwargs
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._foreign.ends()
