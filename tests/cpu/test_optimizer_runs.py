@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 import torch_lms
-from torch_lms.runtime.optimizer_runs import OptimizerRuns
+from torch_lms.capture.optimizer_runs import OptimizerRuns
 
 SIDE = 64
 PAGE = 4 * SIDE * SIDE

@@ -16,7 +16,9 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.as_on_cuda import AsOnCuda
 from torch_lms.capture.fake_copies import held_tensors, mode_of, without_bytes
 from torch_lms.capture.fake_errors import explained
-from torch_lms.capture.fake_mode import Tracer
+from torch_lms.capture.fake_mode import MAX_WHOLE_BYTES, Tracer
+from torch_lms.capture.optimizer_runs import OptimizerRuns
+from torch_lms.capture.split import RUNS
 from torch_lms.errors import UsageError
 from torch_lms.trace import Trace
 from torch_lms.units import parse_bytes
@@ -128,7 +130,7 @@ def _trace_training(
     for _ in range(2):
         state = pytree.tree_leaves(list(update.state.values()))
         with tracer.recording([*held, *state]):
-            used = _train_once(target, inputs, loss, update)
+            used = _train_once(tracer, target, inputs, loss, update)
         # The first update gave every parameter a state. In a real step one without a gradient has none: once more.
         idle = [parameter for parameter in update.state if id(parameter) not in used]
         if not idle:
@@ -138,7 +140,7 @@ def _trace_training(
 
 
 def _train_once(
-    target: Callable[..., Any], inputs: Inputs, loss: Loss | None, update: torch.optim.Optimizer
+    tracer: Tracer, target: Callable[..., Any], inputs: Inputs, loss: Loss | None, update: torch.optim.Optimizer
 ) -> set[int]:
     """Train for a step. Returns the ids of the parameters that had a gradient."""
     result = (loss or _mean)(_called(target, inputs))
@@ -147,7 +149,14 @@ def _train_once(
     result.backward()
     del result  # as a training loop's own would be gone when the update needs memory
     used = {id(p) for group in update.param_groups for p in group["params"] if p.grad is not None}
-    update.step()
+    in_runs = OptimizerRuns(lambda _: RUNS * MAX_WHOLE_BYTES).split(update)
+    if in_runs is update:
+        update.step()
+    else:
+        with tracer.only(split=False):
+            update.step()
+        with tracer.only(split=True):
+            in_runs.step()
     update.zero_grad()
     return used
 

@@ -1,6 +1,6 @@
 """Records what operations on tensors without bytes do to pages, as a whole and split (N10)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _TOUCHES_NO_TENSOR = frozenset({"prim", "profiler"})
 """Namespaces of operators that are left out: they ask for a device, or mark a range for a profiler."""
 
-_MAX_WHOLE_BYTES = 256 << 20
+MAX_WHOLE_BYTES = 256 << 20
 """An operation on pages of no more than that is not split."""
 
 _CONSTANTS = frozenset(f"aten::{name}" for name in ("arange", "linspace", "full", "zeros", "ones", "eye"))
@@ -53,6 +53,7 @@ class Tracer(TorchDispatchMode):
         self._owner = object()
         self._whole = Recorder(())
         self._split = Recorder(())
+        self._recorders: tuple[Recorder, ...] = (self._whole, self._split)
         self.trace = Trace((), ())
 
     @contextmanager
@@ -64,12 +65,24 @@ class Tracer(TorchDispatchMode):
         pages = [Living(entry.page, entry.nbytes) for entry in entries if entry is not None]
         self._whole = Recorder(pages)
         self._split = Recorder(pages)
+        self._recorders = (self._whole, self._split)
         with self:
             yield
         self._reap()
         self._whole.finish(0.0)
         self._split.finish(0.0)
         self.trace = replace(self._whole.trace(), split=self._split.trace())
+
+    @contextmanager
+    def only(self, *, split: bool) -> Iterator[None]:
+        """Inside, operations are part of the split step alone, or of the other."""
+        before = self._recorders
+        self._recorders = (self._split,) if split else (self._whole,)
+        try:
+            yield
+            self._reap()
+        finally:
+            self._recorders = before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -87,15 +100,16 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         self._reap()
         program = None
-        if self._nbytes((args, kwargs)) > _MAX_WHOLE_BYTES:
-            program = split.program(func, info, args, kwargs, self._nbytes, _MAX_WHOLE_BYTES)
+        if self._split in self._recorders and self._nbytes((args, kwargs)) > MAX_WHOLE_BYTES:
+            program = split.program(func, info, args, kwargs, self._nbytes, MAX_WHOLE_BYTES)
         if program is None:
             result = dry_run(func, info, args, kwargs, self._device)
             result = _with_values(result, info, func, args, kwargs)
-            self._record((self._whole, self._split), info, func, args, kwargs, result)
+            self._record(self._recorders, info, func, args, kwargs, result)
         else:
             result = split.perform(program, partial(self._run, info))
-            self._record((self._whole,), info, func, args, kwargs, result)
+            others = [recorder for recorder in self._recorders if recorder is not self._split]
+            self._record(others, info, func, args, kwargs, result)
         return result
 
     def _run(self, info: OpInfo, instruction: split.Instruction) -> Any:
@@ -116,7 +130,7 @@ class Tracer(TorchDispatchMode):
 
     def _record(
         self,
-        recorders: tuple[Recorder, ...],
+        recorders: Sequence[Recorder],
         info: OpInfo,
         func: Any,
         args: tuple[Any, ...],

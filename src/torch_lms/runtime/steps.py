@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torch_lms.capture.optimizer_runs import OptimizerRuns
 from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
 from torch_lms.runtime.keras_hooks import KerasHooks
-from torch_lms.runtime.optimizer_runs import OptimizerRuns
 
 
 class StepHooks:

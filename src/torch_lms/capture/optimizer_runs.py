@@ -90,9 +90,9 @@ class OptimizerRuns:
         if not parameters or group.get("differentiable"):
             return None
         # PyTorch chooses by all of them whether it uses lists: so all must be alike.
-        if not all(type(p) in (torch.Tensor, torch.nn.Parameter) for p in parameters):
+        if len({(type(p), p.device) for p in parameters}) > 1:
             return None
-        if len({p.device for p in parameters}) > 1 or any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        if any(p.grad is not None and p.grad.is_sparse for p in parameters):
             return None
         return self._limit_of(parameters[0].device)
 
