@@ -184,7 +184,8 @@ class DeviceBackend:
         """
         spent("stall", 0, -1)
         inputs = self._recomputer.inputs(entry.page)
-        self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+        with self.unobserved():
+            self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
         spent("recompute", entry.nbytes, entry.page)
 
     def use(self, pages: Sequence[PageId]) -> None:

@@ -24,7 +24,7 @@ from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath, Progress
 from torch_lms.runtime.interposer import Interposer
-from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Act, Moves
+from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
@@ -194,13 +194,11 @@ class NativeFastPath(FastPath):
                 self._table.know(page, storage, stream)
                 if why_unpageable(storage, is_owned=False):
                     return False
-            if not executor.has_streams and not any(act == Act.RECOMPUTE for act, *_ in told):
+            if not executor.has_streams:
                 return moves.perform(told, dropped, self._table.registry.__getitem__, spent)
             with backend.unobserved():
                 if not moves.perform(told, dropped, self._table.registry.__getitem__, spent):
                     return False
-                if not executor.has_streams:
-                    return True
                 moved = {page for _, page, *_ in told}
                 executor.use([self._table.registry[page] for page in moved.intersection(pages)])
             self._tell_streams(backend, list(moved))
