@@ -21,6 +21,8 @@ DOCUMENT = ROOT / "docs" / "compatibility.md"
 
 INSIDE_PYTORCH = (
     "tests/cpu/test_compat.py",
+    "tests/cpu/test_compiled.py",
+    "tests/cpu/test_compiler.py",
     "tests/cpu/test_fake_trace.py",
     "tests/cpu/test_features.py",
     "tests/cpu/test_features_autograd.py",

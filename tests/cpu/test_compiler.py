@@ -108,9 +108,10 @@ def test_a_model_that_does_not_fit_as_a_whole(
     peaks = {}
     for compiler in ("inductor", "lms"):
         with torch_lms.session(limit=limit, min_size=1024) as lms:
-            assert same_bits(trained(Perceptron, shapes, compiler), expected)
+            found = trained(Perceptron, shapes, compiler)
             lms.validate()
             stats = lms.stats()
+        assert same_bits(found, expected)  # only now: before PyTorch 2.12, what NumPy has read stays on the device
         peaks[compiler] = stats.peak_resident_bytes
     assert peaks["lms"] <= 1.1 * limit < peaks["inductor"]
     assert min(pieces) > 1

@@ -40,6 +40,8 @@ WHISPER = {
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
 }
+WAV2VEC2 = {"model_type": "wav2vec2", "num_hidden_layers": 1}
+"""It leaves out layers by chance."""
 MACHINE = "rtx4090-24gb"
 
 Folder = Callable[..., str]
@@ -175,7 +177,8 @@ def test_a_model_that_is_converted_by_its_function() -> None:
         ({**LLAMA_8B, "quantization_config": {"quant_method": "fp8"}}, {}, "is quantized"),
         (LLAMA_8B, {"options": {"num_hidden_layer": 2}}, "did you mean num_hidden_layers"),
         (LLAMA_8B, {"size": 200_000}, "positions for 131072 tokens; got --size 200000"),
-        ({"model_type": "wav2vec2", "num_hidden_layers": 1}, {}, "depends on values"),
+        ({"model_type": "strange", "auto_map": {"AutoConfig": "strange.Config"}}, {}, "code of its own, .* not run"),
+        (WAV2VEC2, {}, "depends on values"),
     ],
 )
 def test_configurations_that_cannot_be_planned(
@@ -184,6 +187,17 @@ def test_configurations_that_cannot_be_planned(
     name = folder(config)
     with pytest.raises(LmsError, match=said):
         traced(name, **setting)
+
+
+def test_a_configuration_that_cannot_be_traced_is_one_line_at_the_command_line(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", folder(WAV2VEC2), "--machine", MACHINE])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("torch-lms: error: the step depends on values")
+    assert "modeling_wav2vec2.py:" in line, "where"
+    assert line.endswith("torch-lms run --trace FILE"), "what to do"
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path, folder: Folder) -> None:

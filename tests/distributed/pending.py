@@ -1,4 +1,4 @@
-"""Tensors of a collective stay while it is pending, though everything else leaves.
+"""Tensors of a collective stay while it is pending, though everything else leaves; and leave once it was waited for.
 
 torchrun --standalone --nproc-per-node 2 -m tests.distributed.pending
 """
@@ -33,6 +33,11 @@ def main() -> None:
         lms.reclaim()
         leaves = _storage_nbytes(given.untyped_storage()) == 0
         equal = bool((given == 3).all())
+        scattered = torch.empty(32, 64)
+        dist.reduce_scatter_tensor(scattered, given)  # gloo's work never says that it has ended
+        lms.reclaim()
+        leaves = leaves and _storage_nbytes(scattered.untyped_storage()) == 0
+        equal = equal and bool((scattered == 6).all())
         lms.validate()
     print(f"pending, rank {rank}: stays while pending {stays[0]}, others leave {stays[1]}, leaves then {leaves}")
     dist.destroy_process_group()

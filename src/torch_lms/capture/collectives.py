@@ -1,6 +1,7 @@
 """Collectives go on after their operation has returned, and touch their tensors meanwhile (N11)."""
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -36,19 +37,23 @@ class _Batch:
 _open = threading.local()
 """The batch that this thread is filling, as ``batch``."""
 
+_waited: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Works that somebody has waited for. Some of gloo's never say that they have ended, as that of a reduce-scatter."""
 
-class Coalescing:
-    """Notices where batches of collectives begin and end, which PyTorch tells nobody."""
+
+class Collectives:
+    """Notices what PyTorch tells nobody: where batches of collectives begin and end, and who was waited for."""
 
     def __init__(self) -> None:
         self._patches = Patches()
 
     def install(self) -> None:
-        """Watch the process groups."""
+        """Watch the process groups, and their works."""
         if torch.distributed.is_available():
             group = torch._C._distributed_c10d.ProcessGroup
             self._patches.around(group, "_start_coalescing", self._starting)
             self._patches.around(group, "_end_coalescing", self._ending)
+            self._patches.around(torch._C._distributed_c10d.Work, "wait", self._waiting)
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
@@ -67,18 +72,25 @@ class Coalescing:
             batch.close(work)
         return work
 
+    def _waiting(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = call(*args, **kwargs)
+        _waited.add(args[0])
+        return result
+
 
 def finish_of(result: Any) -> IsOver | None:
     """Tells whether the collective that returned ``result`` has ended; None if it has.
 
-    Some hand out a work that tells. One without ran on the caller's stream, as NCCL's do that are not asynchronous, or
-    belongs to a batch. A functional collective hands out nothing that tells, so it is waited for at once.
+    Some hand out a work that tells, or that has ended on the host once it was waited for. One without ran on the
+    caller's stream, as NCCL's do that are not asynchronous, or belongs to a batch. A functional collective hands out
+    nothing that tells, so it is waited for at once.
     """
     leaves = pytree.tree_leaves(result)
     works = [leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject) and leaf._type().qualified_name() == _WORK]
     pending = [work for work in map(torch._C._distributed_c10d.Work.unbox, works) if work is not None]
     if pending:
-        return lambda: all(work.is_completed() for work in pending)
+        is_on_host = all(leaf.is_cpu for leaf in leaves if isinstance(leaf, torch.Tensor))
+        return lambda: all(work.is_completed() or (is_on_host and work in _waited) for work in pending)
     if works:
         batch: _Batch | None = getattr(_open, "batch", None)
         if batch is None:

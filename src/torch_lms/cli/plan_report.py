@@ -119,7 +119,7 @@ def _between(low_s: float | None, high_s: float | None) -> str:
 
 
 def _rate(items_per_s: float) -> str:
-    return f"{items_per_s / 1e6:.3g} M/s"
+    return f"{items_per_s / 1e6:.3g} M/s" if items_per_s >= 1e6 else f"{items_per_s:,.0f} /s"
 
 
 def _yes(fits: bool) -> str:

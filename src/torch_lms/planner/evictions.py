@@ -113,8 +113,8 @@ class _Choice:
         self._paid = np.zeros(len(numbers), dtype=np.int64)  # for each content, how many of its gaps are chosen
         # Every gap has two spans here, so that they fit an array; (1, 0) stands for none.
         spans = np.array([(*gap.spans, (1, 0))[:2] for gap in gaps], dtype=np.int64).reshape(-1, 2, 2)
-        self._first = spans[:, :, 0]
-        self._last = spans[:, :, 1]
+        self._first = spans[:, :, 0].T.copy()
+        self._last = spans[:, :, 1].T.copy()
 
     @property
     def price(self) -> float:
@@ -151,26 +151,30 @@ class _Choice:
         """
         while (worst := self._room.worst) is not None:
             position, excess = worst
-            waiting = ~self.chosen & ((self._first <= position) & (position <= self._last)).any(axis=1)
-            if not waiting.any():
+            is_there = ((self._first <= position) & (position <= self._last)).any(axis=0)
+            waiting = np.flatnonzero(is_there & ~self.chosen)
+            if not len(waiting):
                 break
-            merit = np.where(waiting, self._merit(excess, thrift) * weights, -1.0)
-            self.take((int(np.argmax(merit)),))
+            merit = self._merit(waiting, excess, thrift) * weights[waiting]
+            self.take((int(waiting[np.argmax(merit)]),))
         taken = np.flatnonzero(self.chosen)
         is_free = self._is_copied[taken] | (self._paid[self._content[taken]] > 1)
         for number in taken[np.lexsort((taken, -self.costs[taken], is_free))]:
             if self._room.is_needless(self.gaps[number]):
                 self.give_back((number,))
 
-    def _merit(self, excess: int, thrift: float) -> npt.NDArray[np.float64]:
-        """How good a choice each gap would be: the operations over the limit that it helps, times bytes, divided by
-        cost. It is less for pages larger than ``excess``. Once a content is paid for, the other gaps of it are free.
+    def _merit(self, numbers: npt.NDArray[np.int64], excess: int, thrift: float) -> npt.NDArray[np.float64]:
+        """How good a choice each of these gaps would be: the operations over the limit that it helps, times bytes,
+        divided by cost. It is less for pages larger than ``excess``. Once a content is paid for, the other gaps of it
+        are free.
         """
         over = self._room.operations_over
-        helped = (over[self._last + 1] - over[self._first]).clip(0).sum(axis=1).astype(np.float64)
+        helped = (over[self._last + 1] - over[self._first]).clip(0).sum(axis=0).astype(np.float64)
         helped_by_content = np.bincount(
             self._content, weights=np.where(self.chosen, 0.0, helped), minlength=len(self._paid)
         )
-        is_free = self._is_copied | (self._paid[self._content] > 0)
-        total = np.where(is_free, _AS_GOOD_AS_FREE * helped, helped_by_content[self._content])
-        return np.asarray(total * self._nbytes / self.costs * np.minimum(1.0, excess / self._nbytes) ** thrift)
+        content = self._content[numbers]
+        nbytes = self._nbytes[numbers]
+        is_free = self._is_copied[numbers] | (self._paid[content] > 0)
+        total = np.where(is_free, _AS_GOOD_AS_FREE * helped[numbers], helped_by_content[content])
+        return np.asarray(total * nbytes / self.costs[numbers] * np.minimum(1.0, excess / nbytes) ** thrift)

@@ -1,8 +1,11 @@
 """When fetches start: as late as pages arrive in time, or earlier if the link is busy then."""
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import accumulate
 from math import inf
+
+import numpy as np
 
 from torch_lms.planner.gaps import Gap
 from torch_lms.planner.headroom import Headroom
@@ -28,7 +31,7 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
     starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
     # Of the step before, this one and the next: a fetch for the next may start in this one, or for this one before.
     starts_s = [start_s + step * starts[-1] for step in (-1, 0, 1) for start_s in starts[:-1]]
-    excess: list[int] = room.excess.tolist()  # a list, since it is read one by one
+    excess = room.excess.copy()
     fetched = [gap for gap in chosen if gap.before >= 0]
     first = _after_longest_rest(sorted({gap.before for gap in fetched}), starts)
     fetches: list[list[tuple[int, int]]] = [[] for _ in trace.ops]  # when each page is needed, and its number
@@ -37,12 +40,13 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
         needed = _unrolled(gap.before, first, ops)
         evicted = needed - ((gap.before - gap.after - 1) % ops + 1)
         start_at_s = min(starts_s[ops + needed], link_free_until_s) - gap.nbytes / bytes_per_s
-        position = needed
-        while position - 1 > evicted and starts_s[ops + position] > start_at_s:
-            if excess[(position - 1) % ops] + gap.nbytes > 0:
-                break
-            position -= 1
-            excess[position % ops] += gap.nbytes
+        begins_by_then = bisect_right(starts_s, start_at_s) - 1 - ops
+        meanwhile = np.arange(min(max(begins_by_then, evicted + 1), needed), needed)
+        without_room = np.flatnonzero(excess[meanwhile % ops] + gap.nbytes > 0)
+        if len(without_room):
+            meanwhile = meanwhile[without_room[-1] + 1 :]
+        excess[meanwhile % ops] += gap.nbytes
+        position = needed - len(meanwhile)
         link_free_until_s = min(link_free_until_s, max(start_at_s, starts_s[ops + position]))
         if position == needed:
             continue  # it is fetched by whoever needs it

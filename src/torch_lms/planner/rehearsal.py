@@ -7,6 +7,7 @@ its last. tests/pure/test_planner_rehearsal.py holds it to the simulator, which 
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ class _Op(NamedTuple):
     """What an operation does, with what a rehearsal would else look up again and again."""
 
     pages: tuple[int, ...]
+    used_next: tuple[int, ...]  # of each of the pages; see ``_used_next``
     creates: tuple[int, ...]
     writes: tuple[int, ...]
     new_bytes: int
@@ -57,6 +59,7 @@ class Stage:
         self.nbytes = [page.nbytes for page in trace.pages]
         self.from_before = [number for number, page in enumerate(trace.pages) if page.born < 0]
         self.can_leave = [not page.unpageable for page in trace.pages]
+        self.used_first = [_used_next(trace, number, page.born) for number, page in enumerate(trace.pages)]
         deaths: list[list[int]] = [[] for _ in trace.ops]
         for number, page in enumerate(trace.pages):
             if page.dead < len(trace.ops):
@@ -64,6 +67,7 @@ class Stage:
         self.ops = [
             _Op(
                 op.pages,
+                tuple(_used_next(trace, page, position) for page in op.pages),
                 op.creates,
                 op.writes,
                 op.new_bytes,
@@ -71,7 +75,7 @@ class Stage:
                 op.work.workspace_bytes if op.work is not None else 0,
                 tuple(dead),
             )
-            for op, dead in zip(trace.ops, deaths, strict=True)
+            for position, (op, dead) in enumerate(zip(trace.ops, deaths, strict=True))
         ]
 
     def rehearse(self, plan: Plan, give_up_s: float) -> Rehearsed | None:
@@ -82,6 +86,18 @@ class Stage:
         rehearsal = _Rehearsal(self, plan)
         rehearsal.step()
         return rehearsal.step(give_up_s)
+
+
+def _used_next(trace: Trace, page: int, position: int) -> int:
+    """The first operation after ``position`` that uses ``page``. Those of the next step are counted on."""
+    uses = trace.uses[page]
+    index = bisect_right(uses, position)
+    if index < len(uses):
+        return uses[index]
+    outlives_step = trace.pages[page].dead == len(trace.ops)
+    successor = trace.pages[page].successor if outlives_step else -1
+    uses_in_next_step = trace.uses[successor] if successor >= 0 else ()
+    return len(trace.ops) + (uses_in_next_step[0] if uses_in_next_step else len(trace.ops))
 
 
 class _Rehearsal:
@@ -108,10 +124,12 @@ class _Rehearsal:
         for page in self._stage.from_before:
             if page not in self._state:
                 self._create(page)
-        self._position = -1
-        self._due: dict[int, None] = {number: None for number in self._stage.from_before if number in self._plan.away}
-        self._to_evict = dict(self._due)  # also those on their way out, which are freed when their copies have ended
-        self._evict_now = list(self._due)
+        self._used_next = self._stage.used_first.copy()
+        away = [number for number in self._stage.from_before if number in self._plan.away]
+        self._order = count()
+        self._due = {page: next(self._order) for page in away}  # in which order they became due
+        self._to_evict = dict.fromkeys(away)  # also those under way, which are freed when their copies have ended
+        self._evict_now = away
         self._to_fetch: dict[int, None] = {}
         self._wants_fetches = False  # whether one of them may be away
         self._to_drop: dict[int, Recomputation] = {}
@@ -119,7 +137,7 @@ class _Rehearsal:
         self._peak_bytes = self._evicted_bytes = self._fetched_bytes = 0
         began_s = self._now_s
         for position, op in enumerate(self._stage.ops):
-            self._move_on(position, op.pages)
+            self._move_on(position, op)
             self._begin(op)
             for page in op.creates:
                 self._create(page)
@@ -135,21 +153,22 @@ class _Rehearsal:
 
     # -- the cursor --------------------------------------------------------------------------------------------------
 
-    def _move_on(self, position: int, pages: tuple[int, ...]) -> None:
+    def _move_on(self, position: int, op: _Op) -> None:
         """What the plan has away from here on is due; what it has back is to be fetched."""
         plan = self._plan
         if position:
             for page in plan.evicts[position - 1]:
-                self._due[page] = self._to_evict[page] = None
+                self._due.setdefault(page, next(self._order))
+                self._to_evict[page] = None
                 self._evict_now.append(page)
             for recomputation in plan.dropped_after.get(position - 1, ()):
                 if all(page in self._state for page in (recomputation.page, *recomputation.inputs)):
                     page = recomputation.page
-                    self._due[page] = None
+                    self._due.setdefault(page, next(self._order))
                     self._to_drop[page] = self._recipes[page] = recomputation
-        self._position = position
-        self._forget(pages)
-        for page in pages:
+        self._forget(op.pages)
+        for page, used_next in zip(op.pages, op.used_next, strict=True):
+            self._used_next[page] = used_next
             self._recipes.pop(page, None)
         for recomputation in plan.recomputed_before.get(position, ()):
             self._forget(recomputation.inputs)
@@ -167,18 +186,6 @@ class _Rehearsal:
                 self._to_evict.pop(page, None)
                 self._to_drop.pop(page, None)
             self._to_fetch.pop(page, None)
-
-    def _next_use(self, page: int) -> int:
-        trace = self._stage.trace
-        uses = trace.uses[page]
-        index = bisect_right(uses, self._position)
-        if index < len(uses):
-            return uses[index] - self._position
-        outlives_step = trace.pages[page].dead == len(trace.ops)
-        successor = trace.pages[page].successor if outlives_step else -1
-        uses_in_next_step = trace.uses[successor] if successor >= 0 else ()
-        first_use = uses_in_next_step[0] if uses_in_next_step else len(trace.ops)
-        return len(trace.ops) - self._position + first_use
 
     # -- around an operation -----------------------------------------------------------------------------------------
 
@@ -280,11 +287,11 @@ class _Rehearsal:
 
     def _victims(self) -> Iterable[int]:
         """Those that are due; then all others, those used last first."""
-        for page in list(self._due):
-            if self._is_candidate(page):
-                yield page
-        others = [page for state in (_CLEAN, _EVICTING, _RESIDENT) for page in self._candidates[state]]
-        yield from sorted(others, key=self._next_use, reverse=True)
+        candidates = [page for state in (_CLEAN, _EVICTING, _RESIDENT) for page in self._candidates[state]]
+        due = [page for page in candidates if page in self._due]
+        yield from sorted(due, key=self._due.__getitem__)
+        others = [page for page in candidates if page not in self._due]
+        yield from sorted(others, key=self._used_next.__getitem__, reverse=True)
 
     def _start_eviction(self, page: int) -> None:
         """Start to copy a candidate down, or free it if there is a copy."""

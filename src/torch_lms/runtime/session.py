@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_lms.capture.collectives import Coalescing
+from torch_lms.capture.collectives import Collectives
 from torch_lms.capture.compiled import CompiledRegions
 from torch_lms.capture.mode import LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
@@ -77,10 +77,10 @@ class Session(PageOwner):
         self._interrupts = Interrupts(self._interrupt)
         self._patches = RawPatches(self, options.kind)
         self._compiled = CompiledRegions(self)
-        self._coalescing = Coalescing()
+        self._collectives = Collectives()
         self._patches.install()
         self._compiled.install()
-        self._coalescing.install()
+        self._collectives.install()
         self._interrupts.install()
         self.interposer.begin()
         self.fast_path.open_if_all_fits()
@@ -632,7 +632,7 @@ class Session(PageOwner):
         self.interposer.end()
         self._patches.uninstall()
         self._compiled.uninstall()
-        self._coalescing.uninstall()
+        self._collectives.uninstall()
 
     def _cannot_end(self) -> DeviceFullError:
         engines = [backend.engine for backend in self._table.backends]

@@ -107,6 +107,11 @@ class TransformersModel:
                 self._name, trust_remote_code=False, return_unused_kwargs=True, **fields
             )
         except Exception as error:  # OSError, ValueError, and those of the hub's library
+            if "trust_remote_code" in str(error):
+                raise UsageError(
+                    f"hf:{self._name} names a class in code of its own, which is not run: expected a class of "
+                    "transformers, or a function that returns the model and its inputs, as FILE.py:FUNCTION"
+                ) from error
             reason = " ".join(str(error).split("\n\n")[0].split())
             raise UsageError(f"hf:{self._name} has no configuration that transformers can read: {reason}") from error
         if unknown:
