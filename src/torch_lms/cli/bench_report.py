@@ -118,7 +118,8 @@ def show_found(console: "Console", what: str, found: Sequence[Found]) -> None:
 
 
 def _title(bench: Bench) -> str:
-    parts = [bench.name, f"on {bench.device}"]
+    ranks = f"{bench.setting.gpus} ranks " if bench.setting.gpus > 1 else ""
+    parts = [bench.name, f"{ranks}on {bench.device}"]
     if bench.card_bytes is not None:
         parts.append(f"as a card of {format_bytes(bench.card_bytes)}")
     if bench.limit is not None:

@@ -20,7 +20,7 @@ class _Curve(NamedTuple):
 
 def bench_section(id: str, bench: Bench) -> Section:
     """The section of ``bench``."""
-    axis = _axis(bench.trials)
+    axis = _axis(bench)
     notes = [_about(bench.header)]
     if not bench.trials:
         notes.append("No trial has ended yet.")
@@ -49,13 +49,14 @@ def _plain(value: Any) -> list[str]:
     return [str(each) if name == "name" else f"{name} {each}" for name, each in known.items()]
 
 
-def _axis(trials: Sequence[Row]) -> str | None:
-    """The number that was varied: the first of a point."""
-    for trial in trials:
-        for name, value in trial["point"].items():
-            if isinstance(value, int | float):
-                return str(name)
-    return None
+def _axis(bench: Bench) -> str | None:
+    """The number that was varied, as the header says; else the first of a point."""
+    settings = bench.header.get("settings")
+    asked = settings if isinstance(settings, Mapping) else {}
+    varied = {str(asked.get("find")), *(asked.get("sweep") or ())}
+    pairs = [pair for trial in bench.trials for pair in trial["point"].items()]
+    names = [str(name) for name, value in pairs if isinstance(value, int | float)]
+    return next((name for name in names if name in varied), names[0] if names else None)
 
 
 def _ways(trials: Sequence[Row]) -> list[str]:
@@ -123,12 +124,25 @@ def _largest(bench: Bench, axis: str) -> Table:
         failed = [t["point"].get(axis) for t in bench.trials if t["way"] == way and t["outcome"] != _COMPLETED]
         numbers = [x for x in done if isinstance(x, int | float)]
         failures = [x for x in failed if isinstance(x, int | float)]
-        rows.append([way, f"{max(numbers):g}" if numbers else "none", f"{min(failures):g}" if failures else "-"])
-    head = ["way", f"largest {axis} that completed", f"least {axis} that did not"]
+        expected = [_number("largest", _forecast(trial)) for trial in bench.trials if trial["way"] == way]
+        told = next((x for x in expected if x is not None), None)
+        rows.append(
+            [
+                way,
+                "-" if told is None else f"{told:g}" if told else "none",
+                f"{max(numbers):g}" if numbers else "none",
+                f"{min(failures):g}" if failures else "-",
+            ]
+        )
+    head = ["way", "forecast", f"largest {axis} that completed", f"least {axis} that did not"]
     return Table(f"The largest {axis} of each way", head, rows)
 
 
+_Column = tuple[str, str, str]
+"""The name in the file, for people, and the unit."""
+
 _COLUMNS = (
+    ("ranks", "ranks", ""),
     ("step_s_median", "median step", "seconds"),
     ("items_per_s", "items/s", ""),
     ("overhead", "overhead", "share"),
@@ -145,14 +159,41 @@ _COLUMNS = (
 )
 
 
+_FORECAST = (
+    ("step_s", "forecast step", "seconds"),
+    ("overhead", "forecast overhead", "share"),
+    ("evicted_bytes", "forecast evicted", "bytes"),
+)
+
+
 def _trials(bench: Bench) -> Table:
     """All trials, with the columns of which any trial tells."""
-    told = [column for column in _COLUMNS if any(_number(column[0], trial) is not None for trial in bench.trials)]
+    told = _told(_COLUMNS, bench.trials)
+    expected = _told(_FORECAST, [_forecast(trial) for trial in bench.trials])
     rows: list[list[Cell]] = []
     for trial in bench.trials:
         point = ", ".join(f"{name} {value}" for name, value in trial["point"].items())
         outcome = str(trial["outcome"])
         if trial.get("reason"):
             outcome = f"{outcome}: {trial['reason']}"
-        rows.append([str(trial["way"]), point, outcome, *(formatted(_number(n, trial), unit) for n, _, unit in told)])
-    return Table("All trials", ["way", "point", "outcome", *(name for _, name, _ in told)], rows)
+        figures = [formatted(_number(name, trial), unit) for name, _, unit in told]
+        forecasts = [formatted(_number(name, _forecast(trial)), unit) for name, _, unit in expected]
+        rows.append([str(trial["way"]), point, outcome, _told_to_fit(trial), *figures, *forecasts])
+    labels = [label for _, label, _ in (*told, *expected)]
+    return Table("All trials", ["way", "point", "outcome", "forecast", *labels], rows)
+
+
+def _told(columns: Sequence[_Column], rows: Sequence[Row]) -> list[_Column]:
+    """The columns of which any row tells."""
+    return [column for column in columns if any(_number(column[0], row) is not None for row in rows)]
+
+
+def _forecast(trial: Row) -> Row:
+    """What ``plan`` said before the trial; empty where it said nothing."""
+    found = trial.get("forecast")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _told_to_fit(trial: Row) -> str:
+    fits = _forecast(trial).get("fits")
+    return formatted(None, "") if fits is None else "fits" if fits else "does not fit"
