@@ -104,8 +104,10 @@ class Campaign:
             UsageError: it is not known where to begin, or the target takes no value.
         """
         start = self._start(dimension)
-        self._learn(dimension.at(self.bench.setting, start), dimension)
-        return [self._largest(dimension, way, start) for way in self._ordered_ways()]
+        granule = found_granule(lambda value: self._takes(dimension, value), dimension.granule, start)
+        near = self._expected(dimension, NONE, granule, start) or start
+        self._learn(dimension.at(self.bench.setting, near), dimension)
+        return [self._largest(dimension, way, granule, start) for way in self._ordered_ways()]
 
     def trials(self, ways: Sequence[str], setting: Setting, dimension: Dimension | None) -> list[Trial]:
         """A trial of each way, side by side, or what is known of it."""
@@ -150,25 +152,32 @@ class Campaign:
         self.expected.traced(dimension.at(self.bench.setting, start), UNLIMITED)  # the target says why if it does not
         return start
 
-    def _largest(self, dimension: Dimension, way: str, start: int) -> Found:
-        def at(value: int) -> Setting:
-            return dimension.at(self.bench.setting, value)
+    def _takes(self, dimension: Dimension, value: int) -> bool:
+        return self.expected.takes(dimension.at(self.bench.setting, value))
+
+    def _expected(self, dimension: Dimension, way: str, granule: int, start: int) -> int:
+        """The forecast of the largest."""
 
         def takes(value: int) -> bool:
-            return self.expected.takes(at(value))
+            return self._takes(dimension, value)
 
         def fits(value: int) -> bool:
-            return self.expected.fits(at(value), way)
+            return self.expected.fits(dimension.at(self.bench.setting, value), way)
 
-        told = 0
-        granule = found_granule(takes, dimension.granule, start)
-        if not refusal(way, self.bench.device):
-            told = expected_largest(fits, takes, granule, start)
-            self.expected_largest[way] = told
+        return expected_largest(fits, takes, granule, start)
+
+    def _largest(self, dimension: Dimension, way: str, granule: int, start: int) -> Found:
+        """The largest by running."""
+
+        def takes(value: int) -> bool:
+            return self._takes(dimension, value)
 
         def run(value: int) -> Trial:
-            return self.trials([way], at(value), dimension)[0]
+            return self.trials([way], dimension.at(self.bench.setting, value), dimension)[0]
 
+        told = 0
+        if not refusal(way, self.bench.device):
+            told = self.expected_largest[way] = self._expected(dimension, way, granule, start)
         return largest(way, run, takes, granule, told, start)
 
     def _together(self, setting: Setting) -> list[list[str]]:
