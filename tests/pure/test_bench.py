@@ -1,6 +1,8 @@
 """``torch-lms bench`` without running anything: its file of results, its search, its sheet, what it refuses."""
 
+import io
 import json
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from torch_lms.bench.campaign import Bench, Campaign, point_of
 from torch_lms.bench.dimension import dimension_of
@@ -19,6 +22,7 @@ from torch_lms.bench.sheet import sheet
 from torch_lms.bench.trial import COMPLETED, CRASHED, OUT_OF_MEMORY, REFUSED, Asked, Trial
 from torch_lms.bench.ways import WAYS, checked, refusal
 from torch_lms.cli.bench import _values
+from torch_lms.cli.bench_report import show_found
 from torch_lms.errors import UsageError
 from torch_lms.targets import Setting
 
@@ -154,6 +158,23 @@ def test_a_refusal_ends_the_search() -> None:
 def test_the_forecast_is_asked_of_what_the_target_takes() -> None:
     found = expected_largest(lambda value: value <= 300, lambda value: 64 <= value <= 4096, 1, 128)
     assert 298 <= found <= 300
+
+
+def test_the_largest_and_the_forecast_are_shown_with_the_reason_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show_found(console, "size", [Found("none", 64, 48, 64, "RuntimeError: [enforce fail] no memory", 2)])
+    assert isinstance(console.file, io.StringIO)
+    head, row = console.file.getvalue().splitlines()[1:]
+    assert re.split(r"  +", head.strip())[:3] == ["way", "forecast", "by running"]
+    assert re.split(r"  +", row.strip()) == [
+        "none",
+        "64",
+        "48",
+        "1.00",
+        "64",
+        "2",
+        "RuntimeError: [enforce fail] no memory",
+    ]
 
 
 # -- the sheet -------------------------------------------------------------------------------------------------------
