@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from torch_lms.bench.results import read
@@ -176,7 +177,8 @@ def test_what_a_kill_leaves_is_gone_on_with(targets: str) -> None:
     arguments = [f"{targets}:wide", "--sweep", "batch=1,2", "--against", "none", "--steps", "1"]
     command = [sys.executable, "-m", "torch_lms", "bench", *arguments, "-o", "r.jsonl"]
     file = Path("r.jsonl")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    same_machine = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=same_machine) as process:
         while process.poll() is None and (not file.exists() or file.read_bytes().count(b"\n") < 2):
             time.sleep(0.02)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

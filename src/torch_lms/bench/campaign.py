@@ -131,7 +131,8 @@ class Campaign:
             self.expected.beside_bytes = known[0]
             return
         self.watcher.begins("what a process needs beside its step", point_of(bench.target, setting, dimension))
-        asked = replace(self._asked(NONE, setting), card_bytes=read_host_memory().total, steps=1)
+        _, free_bytes = read_host_memory().binding()
+        asked = replace(self._asked(NONE, setting), card_bytes=free_bytes // setting.gpus, steps=1)
         (told,) = self.run([asked], self.watcher.stepped, None)
         if told["outcome"] == COMPLETED:  # else all trials tell why not
             self.expected.learn(setting, told["peak_device_bytes"])

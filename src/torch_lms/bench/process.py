@@ -21,6 +21,7 @@ from torch_lms.bench.ways import OURS
 _CHILD = "torch_lms.bench.child.main"
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
 _MAX_TEXT = 600
+_FAREWELL_S = 5.0
 
 OnStep = Callable[[], object]
 
@@ -66,12 +67,13 @@ class Rank:
         """Let go of everything, whether it has ended or not."""
         self._child.kill()
         self._child.wait()
-        self._reader.join()
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         with suppress(BrokenPipeError):
             self._child.stdin.close()
-        self._child.stdout.close()
+        self._reader.join(_FAREWELL_S)
+        if not self._reader.is_alive():  # else what the target has started still holds the other end
+            self._child.stdout.close()
         self._errors.close()
 
     def _read(self, rank: int, heard: Heard) -> None:
