@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 from torch_lms.report.charts import Chart, Series, formatted
 from torch_lms.report.contents import Bench, Row
+from torch_lms.report.results_section import told
 from torch_lms.report.sections import Section
 from torch_lms.report.tables import Cell, Table
 
 _COMPLETED = "completed"
+_UNBROKEN = "\u00a0"
+"""A space at which no line is broken."""
 
 
 class _Curve(NamedTuple):
@@ -46,7 +49,7 @@ def _plain(value: Any) -> list[str]:
     if not isinstance(value, Mapping):
         return [] if value in (None, "") else [str(value)]
     known = {name: each for name, each in value.items() if each is not None and not isinstance(each, Mapping | list)}
-    return [str(each) if name == "name" else f"{name} {each}" for name, each in known.items()]
+    return [str(each) if name == "name" else f"{name} {told(name, each)}" for name, each in known.items()]
 
 
 def _axis(bench: Bench) -> str | None:
@@ -69,7 +72,7 @@ def _charts(id: str, bench: Bench, axis: str) -> Iterator[Chart]:
         _Curve("Data rate", f"{item}/s", partial(_number, "items_per_s")),
         _Curve("Overhead against no LMS", "share", partial(_number, "overhead")),
         _Curve("Median step", "seconds", partial(_number, "step_s_median")),
-        _Curve("Evicted and fetched, all steps", "bytes", _moved),
+        _Curve("Evicted and fetched, a step", "bytes", _moved),
         _Curve("Waited for copies", "seconds", partial(_number, "wait_s")),
         _Curve("Peak on the device", "bytes", partial(_number, "peak_device_bytes")),
         _Curve("Peak in host memory", "bytes", partial(_number, "peak_host_bytes")),
@@ -77,7 +80,7 @@ def _charts(id: str, bench: Bench, axis: str) -> Iterator[Chart]:
     )
     for number, curve in enumerate(curves):
         chart = _chart(f"{id}-{number}", curve, bench.trials, axis)
-        if not chart.is_empty:
+        if any(value for series in chart.series for value in series.values):
             yield chart
 
 
@@ -125,11 +128,11 @@ def _largest(bench: Bench, axis: str) -> Table:
         numbers = [x for x in done if isinstance(x, int | float)]
         failures = [x for x in failed if isinstance(x, int | float)]
         expected = [_number("largest", _forecast(trial)) for trial in bench.trials if trial["way"] == way]
-        told = next((x for x in expected if x is not None), None)
+        largest = next((x for x in expected if x is not None), None)
         rows.append(
             [
                 way,
-                "-" if told is None else f"{told:g}" if told else "none",
+                "-" if largest is None else f"{largest:g}" if largest else "none",
                 f"{max(numbers):g}" if numbers else "none",
                 f"{min(failures):g}" if failures else "-",
             ]
@@ -168,18 +171,18 @@ _FORECAST = (
 
 def _trials(bench: Bench) -> Table:
     """All trials, with the columns of which any trial tells."""
-    told = _told(_COLUMNS, bench.trials)
+    measured = _told(_COLUMNS, bench.trials)
     expected = _told(_FORECAST, [_forecast(trial) for trial in bench.trials])
     rows: list[list[Cell]] = []
     for trial in bench.trials:
-        point = ", ".join(f"{name} {value}" for name, value in trial["point"].items())
+        point = ", ".join(f"{name} {value}" for name, value in trial["point"].items()).replace(" ", _UNBROKEN)
         outcome = str(trial["outcome"])
         if trial.get("reason"):
             outcome = f"{outcome}: {trial['reason']}"
-        figures = [formatted(_number(name, trial), unit) for name, _, unit in told]
+        figures = [formatted(_number(name, trial), unit) for name, _, unit in measured]
         forecasts = [formatted(_number(name, _forecast(trial)), unit) for name, _, unit in expected]
         rows.append([str(trial["way"]), point, outcome, _told_to_fit(trial), *figures, *forecasts])
-    labels = [label for _, label, _ in (*told, *expected)]
+    labels = [label for _, label, _ in (*measured, *expected)]
     return Table("All trials", ["way", "point", "outcome", "forecast", *labels], rows)
 
 
