@@ -2,18 +2,30 @@
 
 On GitHub these documents link to each other from where they are. On the site all is in one tree: a link that leads out
 of ``docs`` leads to a copy in the site's root, and the README's links into ``docs`` lose that folder.
+
+GitHub draws diagrams of Mermaid. The site needs no network, and shows a picture of each, drawn beforehand.
 """
 
+import hashlib
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 
 PAGES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 """Pages of the site that are documents of the root."""
+
+_DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_DRAW = """No picture of a diagram on {page}: expected docs/{picture}. Draw it, and remove that of before:
+    cat > diagram.mmd <<'END'
+{diagram}END
+    npx -y @mermaid-js/mermaid-cli -b white -i diagram.mmd -o docs/{picture}
+With a Chromium of yours, or as root: -p FILE, of {{"executablePath": "/usr/bin/chromium", "args": ["--no-sandbox"]}}"""
 
 _LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
@@ -33,15 +45,30 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def picture_of(diagram: str) -> str:
+    """Where the picture of a diagram is, below ``docs``: a diagram that has changed has none until it is drawn anew."""
+    return f"pictures/diagram-{hashlib.sha256(diagram.encode()).hexdigest()[:8]}.svg"
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let the links of a page lead to where their targets are on the site."""
+    """Let the links of a page lead to where their targets are on the site, and show diagrams as pictures.
+
+    Raises:
+        PluginError: a diagram was not drawn.
+    """
     source = ROOT / PAGES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 
     def moved(match: re.Match[str]) -> str:
         target = _on_site((source.parent / match[1]).resolve())
         return "../" * page.file.src_uri.count("/") + target
 
-    return _LINK.sub(moved, markdown)
+    def drawn(match: re.Match[str]) -> str:
+        picture = picture_of(match[1])
+        if not (ROOT / "docs" / picture).exists():
+            raise PluginError(_DRAW.format(page=page.file.src_uri, picture=picture, diagram=match[1]))
+        return f"![a diagram]({'../' * page.file.src_uri.count('/')}{picture})"
+
+    return _DIAGRAM.sub(drawn, _LINK.sub(moved, markdown))
 
 
 def _on_site(target: Path) -> str:

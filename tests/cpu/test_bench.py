@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from torch_lms.bench.results import read
@@ -43,6 +44,13 @@ class Killed(nn.Module):
 
 def killed(size: int = 4, batch: int = 1):
     return Killed(), (torch.ones(batch, 4),)
+
+class KilledInOneRank(Killed):
+    def forward(self, x):
+        return self.inner(x) if os.environ.get("RANK") != "1" else super().forward(x)
+
+def killed_in_one_rank(size: int = 4, batch: int = 1):
+    return KilledInOneRank(), (torch.ones(batch, 4),)
 
 class Raising(Killed):
     def forward(self, x):
@@ -102,6 +110,41 @@ def test_ways_side_by_side_have_the_same_losses(targets: str) -> None:
     assert len(planned.step_s) == len(stock.step_s) == 2
 
 
+def test_ranks_train_together(targets: str) -> None:
+    """The limit is each rank's; the rate, and what moved, are of both."""
+    asked = ("--size", "128", "--batch", "16", "--set", "width=256", "--limit", "4MB", "--ranks", "2", "--steps", "2")
+    stock, planned = made(f"{targets}:wide", *asked, "--against", "planned,none")
+    assert (stock.outcome, planned.outcome, stock.ranks, planned.ranks) == (COMPLETED, COMPLETED, 2, 2)
+    assert planned.losses[: len(stock.losses)] == stock.losses
+    assert stock.items_per_s == pytest.approx(16 * 256 / stock.step_s_median)
+    assert planned.limit_bytes == 4_000_000
+    assert planned.evicted_bytes
+    assert planned.warm_up.planned_steps
+    assert read(Path("r.jsonl"))[0]["settings"]["ranks"] == 2
+
+
+def test_a_rank_that_dies_ends_its_trial(targets: str) -> None:
+    result = bench(f"{targets}:killed_in_one_rank", "--ranks", "2", "--against", "none", "-o", "r.jsonl")
+    assert result.return_value == 1
+    (found,) = read(Path("r.jsonl"))[1]
+    assert (found.outcome, found.ranks) == (CRASHED, 2)
+    assert found.reason.startswith("rank 1 of 2: the process was ended by SIGKILL, as the kernel does")
+
+
+def test_each_rank_has_a_card(targets: str) -> None:
+    arguments = (*CARD, "--batch", "256", "--ranks", "2", "--against", "none", "-o", "r.jsonl")
+    assert bench(f"{targets}:coarse", *arguments).return_value == 1
+    (found,) = read(Path("r.jsonl"))[1]
+    assert found.outcome == OUT_OF_MEMORY
+    assert found.reason.startswith("rank ")
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(targets: str) -> None:
+    result = bench(f"{targets}:wide", "--batch", "3", "--ranks", "2", "--against", "none")
+    assert result.return_value == 1
+    assert "expected a multiple of 2; got 3" in result.output
+
+
 CARD = ("--as-card", "300MB", "--limit", "40MB", "--steps", "1")
 
 
@@ -114,13 +157,16 @@ def test_the_largest_on_a_smaller_card_is_found_by_running(targets: str) -> None
     (none,) = json.loads(Path("f.json").read_text())["found"]
     assert none["largest"] > 0
     assert none["fails"] == none["largest"] + 32
+    assert abs(none["expected"] - none["largest"]) <= 32
     trials = read(Path("f.jsonl"))[1]
     assert {found.outcome for found in trials} == {COMPLETED, OUT_OF_MEMORY}
+    assert {found.forecast["largest"] for found in trials} == {none["expected"]}
+    assert len({found.forecast["beside_bytes"] for found in trials}) == 1
     assert Path("f.csv").read_text().count("\n") == 1 + sum(found.is_completed for found in trials)
 
 
 def test_lms_trains_on_a_card_where_stock_does_not(targets: str) -> None:
-    stock, planned = made(f"{targets}:coarse", *CARD, "--batch", "96", "--against", "planned,none")
+    stock, planned = made(f"{targets}:coarse", *CARD, "--batch", "128", "--against", "planned,none")
     assert (stock.way, stock.outcome, planned.outcome) == ("none", OUT_OF_MEMORY, COMPLETED)
     assert "allocate memory" in stock.reason
     assert planned.limit_bytes == 40_000_000
@@ -131,7 +177,8 @@ def test_what_a_kill_leaves_is_gone_on_with(targets: str) -> None:
     arguments = [f"{targets}:wide", "--sweep", "batch=1,2", "--against", "none", "--steps", "1"]
     command = [sys.executable, "-m", "torch_lms", "bench", *arguments, "-o", "r.jsonl"]
     file = Path("r.jsonl")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    same_machine = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=same_machine) as process:
         while process.poll() is None and (not file.exists() or file.read_bytes().count(b"\n") < 2):
             time.sleep(0.02)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -1,22 +1,28 @@
 """``torch-lms bench`` without running anything: its file of results, its search, its sheet, what it refuses."""
 
+import io
 import json
+import re
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from torch_lms.bench.campaign import Bench, Campaign
+from torch_lms.bench.campaign import Bench, Campaign, point_of
 from torch_lms.bench.dimension import dimension_of
 from torch_lms.bench.process import _unreported
+from torch_lms.bench.ranks import joined
 from torch_lms.bench.results import Results, read
 from torch_lms.bench.search import Found, expected_largest, found_granule, largest
 from torch_lms.bench.sheet import sheet
 from torch_lms.bench.trial import COMPLETED, CRASHED, OUT_OF_MEMORY, REFUSED, Asked, Trial
 from torch_lms.bench.ways import WAYS, checked, refusal
 from torch_lms.cli.bench import _values
+from torch_lms.cli.bench_report import show_found
 from torch_lms.errors import UsageError
 from torch_lms.targets import Setting
 
@@ -154,6 +160,23 @@ def test_the_forecast_is_asked_of_what_the_target_takes() -> None:
     assert 298 <= found <= 300
 
 
+def test_the_largest_and_the_forecast_are_shown_with_the_reason_as_it_is() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    show_found(console, "size", [Found("none", 64, 48, 64, "RuntimeError: [enforce fail] no memory", 2)])
+    assert isinstance(console.file, io.StringIO)
+    head, row = console.file.getvalue().splitlines()[1:]
+    assert re.split(r"  +", head.strip())[:3] == ["way", "forecast", "by running"]
+    assert re.split(r"  +", row.strip()) == [
+        "none",
+        "64",
+        "48",
+        "1.00",
+        "64",
+        "2",
+        "RuntimeError: [enforce fail] no memory",
+    ]
+
+
 # -- the sheet -------------------------------------------------------------------------------------------------------
 
 
@@ -227,11 +250,54 @@ def test_a_process_that_says_nothing_is_told_by_its_end() -> None:
     assert "exit code 3: words" in _unreported(3, "words")["reason"]
 
 
+# -- ranks -----------------------------------------------------------------------------------------------------------
+
+
+def told(step_s: list[float], evicted_bytes: int, peak_bytes: int, planned_steps: int) -> dict[str, Any]:
+    return {
+        "outcome": COMPLETED,
+        "step_s": step_s,
+        "losses": [f"{peak_bytes}"],
+        "evicted_bytes": evicted_bytes,
+        "peak_device_bytes": peak_bytes,
+        "allocations": {"free": 1, "one": 2},
+        "warm_up": {"steps": 2, "step_s": step_s, "planning_s": 0.5, "planned_steps": planned_steps},
+    }
+
+
+def test_ranks_take_as_long_as_the_slowest_and_move_what_all_move() -> None:
+    assert joined([told([1.0, 3.0], 10, 70, 2), told([2.0, 2.0], 20, 80, 1)]) == {
+        "outcome": COMPLETED,
+        "step_s": [2.0, 3.0],
+        "losses": ["70"],
+        "evicted_bytes": 30,
+        "peak_device_bytes": 80,
+        "allocations": {"free": 2, "one": 4},
+        "warm_up": {"steps": 2, "step_s": [2.0, 3.0], "planning_s": 1.0, "planned_steps": 1},
+    }
+
+
+def test_one_rank_is_what_it_tells() -> None:
+    alone = told([1.0, 3.0], 10, 70, 2)
+    assert joined([alone]) == alone
+
+
+def test_the_batch_is_of_all_ranks() -> None:
+    found = dimension_of("batch", "mine", target, Setting(gpus=4))
+    assert (found.own, found.granule) == (8, 4)
+    assert point_of(target, Setting(gpus=4), None) == {"size": 32, "batch": 8}
+
+
 # -- all of it, with processes that are made up ----------------------------------------------------------------------
 
 
 class Forecasts:
     """Everything fits, and nothing is known of it."""
+
+    beside_bytes = 0
+
+    def learn(self, setting: Setting, peak_bytes: int) -> None:
+        self.beside_bytes = peak_bytes - 100
 
     def traced(self, setting: Setting, way: str) -> Any:
         return type("Step", (), {"item": "pixels", "items": 100})()
@@ -246,7 +312,7 @@ class Forecasts:
         return True
 
     def forecast(self, setting: Setting, way: str) -> dict[str, Any]:
-        return {"fits": True}
+        return {"fits": True, "beside_bytes": self.beside_bytes}
 
 
 class Watcher:
@@ -303,3 +369,27 @@ def test_a_search_finds_what_stands_in_the_file(tmp_path: Path) -> None:
     assert made.find(size) == first
     assert watcher.made == []
     assert first[0].expected == 64
+
+
+def test_what_a_process_needs_beside_its_step_is_measured_once(tmp_path: Path) -> None:
+    """On a card of the CPU, and not when the search is gone on with."""
+    size = dimension_of("size", "mine", target, Setting())
+    path = tmp_path / "r.jsonl"
+    asked_cards = []
+    for _ in range(2):
+        made, _ = campaign(Results(HEADER, path), ("none",))
+        made.bench = replace(made.bench, card_bytes=600)
+        run = made.run
+
+        def seen(asked: Sequence[Asked], *more: Any, run: Any = run) -> list[dict[str, Any]]:
+            asked_cards.extend(one.card_bytes for one in asked)
+            return [{**told, "peak_device_bytes": 140} for told in run(asked, *more)]
+
+        made.run = seen
+        made.find(size)
+        assert made.expected.beside_bytes == 40
+    memory, *cards = asked_cards
+    assert memory > 600
+    assert set(cards) == {600}
+    assert {found.forecast["beside_bytes"] for found in read(path)[1]} == {40}
+    assert {found.forecast["largest"] for found in read(path)[1]} == {64}

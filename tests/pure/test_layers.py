@@ -22,7 +22,7 @@ MAY_IMPORT_TORCH_INSIDE = frozenset({"cli", "targets", "answers", "bench", "note
 """Inside a function that does its work, so that the command line starts without torch."""
 
 SCRIPTS_WITH_TORCH = frozenset(
-    {"demo.train", *(f"bench.child.{file}" for file in ("memory", "hooks", "around", "build", "main"))}
+    {"demo.train", *(f"bench.child.{file}" for file in ("memory", "together", "hooks", "around", "build", "main"))}
 )
 """The programs that the demo and ``bench`` run in processes of their own."""
 

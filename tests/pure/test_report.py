@@ -12,6 +12,7 @@ from made_traces import Op, traced
 from report_files import BENCH_HEADER, LIMIT, TRIALS, a_step, timeline, trial, write_all
 
 from torch_lms.cli import report as cli
+from torch_lms.report.bench_section import bench_section
 from torch_lms.report.contents import Bench, Contents, Picture, Step, Training
 from torch_lms.report.faster import changes, with_half_the_batch
 from torch_lms.report.fused import with_fused_optimizer
@@ -257,6 +258,20 @@ def test_a_sweep_of_which_nothing_completed_is_shown(tmp_path: Path) -> None:
     shown = page(read(tmp_path, bench_jsonl=jsonl(BENCH_HEADER, *trials)), "x", "y")
     assert "No trial completed: the table says why." in shown
     assert "the largest operation needs 2 GB" in shown
+
+
+def test_a_search_has_the_forecast_beside_what_was_found(tmp_path: Path) -> None:
+    """The axis is what was searched for, though it is not the first of a point."""
+    header = {**BENCH_HEADER, "settings": {"find": "batch"}}
+    told = {"fits": True, "largest": 6, "step_s": 0.25}
+    made = trial("none", 64, 0.5, point={"size": 64, "batch": 4}, ranks=2, forecast=told)
+    failed = trial("none", 64, None, point={"size": 64, "batch": 6}, ranks=2, forecast=told)
+    bench = Bench("a search", header, [made, failed])
+    largest, trials = bench_section("b", bench).tables
+    assert largest.head == ["way", "forecast", "largest batch that completed", "least batch that did not"]
+    assert largest.rows == [["none", "6", "4", "6"]]
+    first = dict(zip(trials.head, trials.rows[0], strict=True))
+    assert (first["ranks"], first["forecast"], first["forecast step"]) == ("2", "fits", "250 ms")
 
 
 def test_what_is_in_a_file_ends_no_script(tmp_path: Path) -> None:

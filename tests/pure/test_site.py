@@ -1,8 +1,9 @@
 """Links and anchors of all documents, and what the site is made of, without building it."""
 
 import re
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from documents import DOCUMENTS, ROOT, links, slugs
@@ -10,6 +11,7 @@ from documents import DOCUMENTS, ROOT, links, slugs
 import torch_lms
 
 LINKING = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+
 SITE = (ROOT / "mkdocs.yml").read_text()
 
 
@@ -55,3 +57,31 @@ def test_the_site_loads_nothing_from_elsewhere() -> None:
     assert re.findall(r"https?:", SITE) == []
     assert (ROOT / "docs" / "assets" / "iframe-worker.js").exists()
     assert "polyfills: [assets/iframe-worker.js]" in SITE
+
+
+@pytest.fixture
+def hooks() -> ModuleType:
+    """What mkdocs is told; skips where mkdocs is not installed."""
+    pytest.importorskip("mkdocs", reason="the site needs the extra docs")
+    spec = spec_from_file_location("site_hooks", ROOT / "docs" / "site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_diagram_has_its_picture_and_every_picture_a_diagram(hooks: ModuleType) -> None:
+    diagrams = [diagram for document in DOCUMENTS for diagram in hooks._DIAGRAM.findall(document.read_text())]
+    pictures = {f"pictures/{file.name}" for file in (ROOT / "docs" / "pictures").glob("diagram-*.svg")}
+    assert diagrams
+    assert {hooks.picture_of(diagram) for diagram in diagrams} == pictures
+
+
+def test_the_site_shows_a_diagram_as_a_picture_or_says_how_to_draw_it(hooks: ModuleType) -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="design.md"))
+    shown = hooks.on_page_markdown((ROOT / "docs" / "design.md").read_text(), page)
+    assert "mermaid" not in shown
+    assert re.search(r"^!\[a diagram\]\(pictures/diagram-\w{8}\.svg\)$", shown, re.MULTILINE)
+    with pytest.raises(Exception, match=r"No picture of a diagram on design.md(.|\n)*npx -y @mermaid-js/mermaid-cli"):
+        hooks.on_page_markdown("```mermaid\nstateDiagram-v2\n```\n", page)

@@ -7,8 +7,9 @@ What runs out of memory or crashes is a result. Lower files first:
     trial           what is asked of a process, and what came of it
     results         the file of results: written line by line, read again to go on
     samples         what the machine did meanwhile: processor, disk, GPU
-    process         one trial in a process of its own
-    child           what runs in that process: the only part that imports PyTorch
+    ranks           what several processes of a trial tell, as one
+    process         one trial in processes of its own, one for each rank
+    child           what runs in such a process: the only part that imports PyTorch
     expected        what ``plan`` says of a trial
     search          the largest that trains, by few trials
     campaign        header, points and all trials of one command

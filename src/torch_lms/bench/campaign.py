@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from torch_lms.bench.dimension import Dimension
+from torch_lms.bench.dimension import Dimension, batch_of
 from torch_lms.bench.expected import Expected
 from torch_lms.bench.process import perform
 from torch_lms.bench.results import Results
 from torch_lms.bench.samples import Reading
 from torch_lms.bench.search import Found, expected_largest, found_granule, largest
 from torch_lms.bench.trial import COMPLETED, REFUSED, Asked, Point, Trial, WarmUp, quartiles
-from torch_lms.bench.ways import STOCK, UNLIMITED, refusal
+from torch_lms.bench.ways import NONE, STOCK, UNLIMITED, refusal
 from torch_lms.errors import LmsError, UsageError
+from torch_lms.machine import read_host_memory
 from torch_lms.targets import Setting, Target, own_value
 
 
@@ -25,7 +26,7 @@ class Bench:
     Attributes:
         name: of the target.
         target: it.
-        setting: how its step is asked for.
+        setting: how its step is asked for; its ``gpus`` are the ranks.
         ways: in the order in which they are tried.
         limit: of sessions, as for ``enable``; None: "auto".
         card_bytes: of the card that the machine is taken for; None: the machine's own memory.
@@ -73,6 +74,7 @@ class Campaign:
         watcher: is told.
         gpu: gives a GPU's figures; None where there is none.
         run: makes trials.
+        expected_largest: of each way whose largest was asked for, the forecast.
     """
 
     bench: Bench
@@ -81,12 +83,14 @@ class Campaign:
     watcher: Watcher
     gpu: Callable[[], Reading] | None = None
     run: Run = field(default=perform)
+    expected_largest: dict[str, int] = field(default_factory=dict)
 
     def sweep(self, dimension: Dimension | None, values: tuple[int, ...]) -> list[Trial]:
         """Every way at every value; at the setting's own point if there is no dimension."""
         settings = [self.bench.setting]
         if dimension is not None:
             settings = [dimension.at(self.bench.setting, value) for value in values]
+        self._learn(settings[0], dimension)
         trials: list[Trial] = []
         for setting in settings:
             for ways in self._together(setting):
@@ -99,7 +103,11 @@ class Campaign:
         Raises:
             UsageError: it is not known where to begin, or the target takes no value.
         """
-        return [self._largest(dimension, way, self._start(dimension)) for way in self._ordered_ways()]
+        start = self._start(dimension)
+        granule = found_granule(lambda value: self._takes(dimension, value), dimension.granule, start)
+        near = self._expected(dimension, NONE, granule, start) or start
+        self._learn(dimension.at(self.bench.setting, near), dimension)
+        return [self._largest(dimension, way, granule, start) for way in self._ordered_ways()]
 
     def trials(self, ways: Sequence[str], setting: Setting, dimension: Dimension | None) -> list[Trial]:
         """A trial of each way, side by side, or what is known of it."""
@@ -112,6 +120,22 @@ class Campaign:
         if missing:
             self._make(missing, setting, point)
         return [trial for way in ways if (trial := self.results.find(way, point)) is not None]
+
+    def _learn(self, setting: Setting, dimension: Dimension | None) -> None:
+        """Measure what a process needs beside its step, where a card counts it: on the CPU (docs/bench.md)."""
+        bench = self.bench
+        if bench.device != "cpu" or bench.card_bytes is None:
+            return
+        known = [trial.forecast["beside_bytes"] for trial in self.results.trials if "beside_bytes" in trial.forecast]
+        if known:
+            self.expected.beside_bytes = known[0]
+            return
+        self.watcher.begins("what a process needs beside its step", point_of(bench.target, setting, dimension))
+        _, free_bytes = read_host_memory().binding()
+        asked = replace(self._asked(NONE, setting), card_bytes=free_bytes // setting.gpus, steps=1)
+        (told,) = self.run([asked], self.watcher.stepped, None)
+        if told["outcome"] == COMPLETED:  # else all trials tell why not
+            self.expected.learn(setting, told["peak_device_bytes"])
 
     def _ordered_ways(self) -> list[str]:
         """Stock PyTorch first: the others are compared with it."""
@@ -129,24 +153,32 @@ class Campaign:
         self.expected.traced(dimension.at(self.bench.setting, start), UNLIMITED)  # the target says why if it does not
         return start
 
-    def _largest(self, dimension: Dimension, way: str, start: int) -> Found:
-        def at(value: int) -> Setting:
-            return dimension.at(self.bench.setting, value)
+    def _takes(self, dimension: Dimension, value: int) -> bool:
+        return self.expected.takes(dimension.at(self.bench.setting, value))
+
+    def _expected(self, dimension: Dimension, way: str, granule: int, start: int) -> int:
+        """The forecast of the largest."""
 
         def takes(value: int) -> bool:
-            return self.expected.takes(at(value))
+            return self._takes(dimension, value)
 
         def fits(value: int) -> bool:
-            return self.expected.fits(at(value), way)
+            return self.expected.fits(dimension.at(self.bench.setting, value), way)
 
-        told = 0
-        granule = found_granule(takes, dimension.granule, start)
-        if not refusal(way, self.bench.device):
-            told = expected_largest(fits, takes, granule, start)
+        return expected_largest(fits, takes, granule, start)
+
+    def _largest(self, dimension: Dimension, way: str, granule: int, start: int) -> Found:
+        """The largest by running."""
+
+        def takes(value: int) -> bool:
+            return self._takes(dimension, value)
 
         def run(value: int) -> Trial:
-            return self.trials([way], at(value), dimension)[0]
+            return self.trials([way], dimension.at(self.bench.setting, value), dimension)[0]
 
+        told = 0
+        if not refusal(way, self.bench.device):
+            told = self.expected_largest[way] = self._expected(dimension, way, granule, start)
         return largest(way, run, takes, granule, told, start)
 
     def _together(self, setting: Setting) -> list[list[str]]:
@@ -174,11 +206,12 @@ class Campaign:
     def _prepared(self, way: str, setting: Setting, point: Point) -> Trial:
         """The trial before it is made; with a reason if it cannot be."""
         try:
-            forecast = self.expected.forecast(setting, way)
+            forecast = {**self.expected.forecast(setting, way), "largest": self.expected_largest.get(way)}
             item = self.expected.traced(setting, way).item
         except LmsError as error:
-            return Trial(way, point, REFUSED, " ".join(str(error).split()))
-        return Trial(way, point, REFUSED, refusal(way, self.bench.device), item=item, forecast=forecast)
+            return Trial(way, point, REFUSED, " ".join(str(error).split()), setting.gpus)
+        why = refusal(way, self.bench.device)
+        return Trial(way, point, REFUSED, why, setting.gpus, item=item, forecast=forecast)
 
     def _asked(self, way: str, setting: Setting) -> Asked:
         card_bytes = None if way == UNLIMITED else self.bench.card_bytes
@@ -190,7 +223,7 @@ class Campaign:
         found = replace(trial, **told, warm_up=warm_up)
         if found.outcome != COMPLETED:
             return found
-        return self._compared(found, self.expected.traced(setting, trial.way).items)
+        return self._compared(found, found.ranks * self.expected.traced(setting, trial.way).items)
 
     def _compared(self, found: Trial, items: int) -> Trial:
         """``found`` with what is computed of its seconds."""
@@ -211,7 +244,7 @@ class Campaign:
 def point_of(target: Target, setting: Setting, dimension: Dimension | None) -> Point:
     """What is known of where a trial is."""
     size = setting.size or own_value(target, "size")
-    batch = setting.batch or own_value(target, "batch")
+    batch = batch_of(target, setting)
     found = {name: value for name, value in (("size", size), ("batch", batch)) if value is not None}
     if dimension is not None and dimension.keyword not in ("size", "batch"):
         found[dimension.name] = int(setting.options[dimension.keyword])
@@ -233,7 +266,7 @@ def settings_of(bench: Bench, asked: Mapping[str, Any]) -> dict[str, Any]:
         "lora": setting.lora,
         "inference": setting.is_inference,
         "device": bench.device,
-        "ranks": 1,
+        "ranks": setting.gpus,
         "limit": bench.limit,
         "as_card": bench.card_bytes,
         "steps": bench.steps,

@@ -53,9 +53,7 @@ def dimension_of(name: str, target_name: str, target: Target, setting: Setting) 
     if name in ("size", "tokens"):
         return Dimension(name, "size", setting.size or own_value(target, "size"), _size_granule(target, setting))
     if name == "batch":
-        own = own_value(target, "batch")
-        own_of_all = None if own is None else own * setting.gpus
-        return Dimension(name, "batch", setting.batch or own_of_all, setting.gpus)
+        return Dimension(name, "batch", batch_of(target, setting), setting.gpus)
     options = options_of(target)
     for keyword in _OPTIONS[name]:
         if keyword in options:
@@ -67,6 +65,12 @@ def dimension_of(name: str, target_name: str, target: Target, setting: Setting) 
         f"{target_name} cannot be cut down in {name}: it has no option of the names {', '.join(_OPTIONS[name])}; "
         f"it takes {taken}. Expected another dimension of {', '.join(DIMENSIONS)}"
     )
+
+
+def batch_of(target: Target, setting: Setting) -> int | None:
+    """The batch of all ranks together; None if it is not known."""
+    own = own_value(target, "batch")
+    return setting.batch or (None if own is None else own * setting.gpus)
 
 
 def options_of(target: Target) -> Mapping[str, Any]:

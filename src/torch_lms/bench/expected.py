@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from torch_lms.answers import room_bytes
-from torch_lms.bench.ways import CHECKPOINT, HOOKS, OURS, SAVE_ON_CPU, UNLIMITED, policy_of
+from torch_lms.bench.ways import CHECKPOINT, HOOKS, NONE, OURS, SAVE_ON_CPU, UNLIMITED, policy_of
 from torch_lms.errors import LmsError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import forecast, within
+from torch_lms.planner import Need, forecast, within
 from torch_lms.planner.tflms import saved_gaps
 from torch_lms.targets import Setting, Target, Traced, trace
 from torch_lms.trace import Trace, demand_curve
@@ -31,6 +31,9 @@ class Expected:
         limit: of a session, as for ``enable``; None: "auto".
         card_bytes: of the card that the machine is taken for; None: the machine's own memory.
         device: "cpu", or an accelerator's kind.
+
+    Attributes:
+        beside_bytes: what a process needs of the card beside its step, as ``learn`` has found it.
     """
 
     def __init__(self, name: str, target: Target, limit: str | None, card_bytes: int | None, device: str) -> None:
@@ -38,7 +41,9 @@ class Expected:
         self._target = target
         self._limit = limit
         self._card_bytes = card_bytes
+        self._device = device
         self._device_bytes = room_bytes(device)
+        self.beside_bytes = 0
         self._machine = _this_machine()
         self._traced: dict[str, Traced] = {}
 
@@ -58,11 +63,18 @@ class Expected:
             return False
         return True
 
+    def learn(self, setting: Setting, peak_bytes: int) -> None:
+        """A process of stock PyTorch had ``peak_bytes`` on the device, its step included.
+
+        Errors as of ``traced``.
+        """
+        self.beside_bytes = max(0, peak_bytes - self._need(setting, NONE).stock)
+
     def fits(self, setting: Setting, way: str) -> bool:
         """Whether memory is expected to suffice. Errors as of ``traced``."""
         step = self.traced(setting, way).trace
-        need = within(step, _MAX_BYTES)[1]
-        room = self._room(way)
+        need = self._need(setting, way)
+        room = self._room(setting, way) - self.beside_bytes
         if way in OURS:
             return need.largest_op <= room
         if way in (HOOKS, SAVE_ON_CPU):
@@ -72,10 +84,10 @@ class Expected:
     def fit_together(self, setting: Setting, ways: Sequence[str]) -> bool:
         """Whether processes of all ``ways`` have room beside each other, with as much to spare."""
         try:
-            needed = sum(within(self.traced(setting, way).trace, _MAX_BYTES)[1].stock for way in ways)
+            needed = sum(self._need(setting, way).stock + _OF_PROCESS for way in ways)
         except LmsError:
             return False
-        return needed + len(ways) * _OF_PROCESS < self._device_bytes / 2
+        return setting.gpus * needed < self._device_bytes / 2
 
     def forecast(self, setting: Setting, way: str) -> Mapping[str, Any]:
         """The forecast of a trial, as its line in the file has it.
@@ -83,11 +95,12 @@ class Expected:
         Seconds need a calibration of this machine, and are None without one.
         """
         traced = self.traced(setting, way)
-        need = within(traced.trace, _MAX_BYTES)[1]
+        need = self._need(setting, way)
         found: dict[str, Any] = {
             "fits": self.fits(setting, way),
             "demand_bytes": demand_curve(traced.trace).demand_bytes,
             "largest_op_bytes": need.largest_op,
+            "beside_bytes": self.beside_bytes,
             "step_s": None,
             "overhead": None,
             "evicted_bytes": None,
@@ -102,28 +115,35 @@ class Expected:
                 calibration,
                 items=traced.items,
                 policy=policy_of(way),
-                limit=self._limit_bytes(way),
-                gpus=1,
+                limit=self._limit_bytes(setting, way),
+                gpus=setting.gpus,
+                gradient_bytes=traced.gradient_bytes,
             )
         except LmsError:
             return found
         return {**found, "step_s": told.step_s, "overhead": told.overhead, "evicted_bytes": told.d2h_bytes}
 
-    def _room(self, way: str) -> int:
-        if self._card_bytes is None or way == UNLIMITED:
-            return self._device_bytes
-        return self._card_bytes
+    def _need(self, setting: Setting, way: str) -> Need:
+        """What the step of a rank needs; several ranks gather their gradients in buckets, which are no pages."""
+        traced = self.traced(setting, way)
+        return within(traced.trace, _MAX_BYTES, traced.gradient_bytes if setting.gpus > 1 else 0)[1]
 
-    def _limit_bytes(self, way: str) -> int:
+    def _room(self, setting: Setting, way: str) -> int:
+        """What a rank has: on the CPU all of them share what there is."""
+        if self._card_bytes is not None and way != UNLIMITED:
+            return self._card_bytes
+        return self._device_bytes // setting.gpus if self._device == "cpu" else self._device_bytes
+
+    def _limit_bytes(self, setting: Setting, way: str) -> int:
         """What pages may occupy."""
         from torch_lms.runtime.limits import margin
 
-        room = self._room(way)
+        room = self._room(setting, way)
         if way not in OURS:
             return room
         if self._limit is not None:
             return min(parse_bytes(self._limit, name="--limit", whole=room), self._device_bytes)
-        return room if self._card_bytes is None else max(0, room - margin(room))
+        return room if self._card_bytes is None else max(0, room - margin(room) - self.beside_bytes)
 
 
 def _this_machine() -> tuple[Machine, Calibration] | None:

@@ -3,7 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,18 @@ Reading = Mapping[str, float]
 
 
 class Sampler:
-    """Looks at a process from time to time, on a thread of its own, until ``stop``.
+    """Looks at processes from time to time, on a thread of its own, until ``stop``. Figures are of all together.
 
     Args:
-        pid: of the process.
+        pids: of the processes.
         gpu: gives figures of a GPU; None where there is none.
     """
 
-    def __init__(self, pid: int, gpu: Callable[[], Reading] | None) -> None:
-        self._pid = pid
+    def __init__(self, pids: Sequence[int], gpu: Callable[[], Reading] | None) -> None:
+        self._pids = pids
         self._gpu = gpu
         self._began_s = time.monotonic()
-        self._last = (self._began_s, _used(pid))
+        self._last = (self._began_s, self._used())
         self._every_s = _EVERY_S
         self._rows: list[dict[str, Any]] = []
         self._is_counted = False
@@ -46,7 +47,7 @@ class Sampler:
 
     def wake(self) -> None:
         """It is at work again."""
-        self._last = (time.monotonic(), _used(self._pid))
+        self._last = (time.monotonic(), self._used())
         self._is_at_work = True
 
     def stop(self) -> dict[str, list[Any]]:
@@ -69,9 +70,9 @@ class Sampler:
                 self._every_s *= 2
 
     def _row(self) -> dict[str, Any] | None:
-        """What is seen now; None if the process is gone."""
+        """What is seen now; None if the processes are gone."""
         now_s = time.monotonic()
-        used = _used(self._pid)
+        used = self._used()
         if not used:
             return None
         before_s, before = self._last
@@ -83,6 +84,12 @@ class Sampler:
         if self._gpu is not None:
             row |= self._gpu()
         return row
+
+    def _used(self) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for pid in self._pids:
+            found.update(_used(pid))
+        return dict(found)
 
 
 def _used(pid: int) -> dict[str, float]:

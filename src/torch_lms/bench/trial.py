@@ -29,6 +29,8 @@ class Asked:
         card_bytes: memory of the card that this machine is taken for; None: all that there is.
         steps: that count, after the warm-up.
         patience_s: after a warm-up of so long, the steps count though none has followed a plan; None: never.
+        rank: which of ``setting.gpus`` ranks the process is.
+        meeting: a file by which the ranks find each other; "" where there is one.
     """
 
     target: str
@@ -39,6 +41,8 @@ class Asked:
     card_bytes: int | None
     steps: int
     patience_s: float | None = None
+    rank: int = 0
+    meeting: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,15 @@ class WarmUp:
 class Trial:
     """What came of a trial, as the file has it (docs/bench.md). None: not known, or there is no such thing.
 
-    Bytes, counts and seconds are of one step, and means over the steps that count; peaks are of these steps.
+    Bytes, counts and seconds are of one step, and means over the steps that count; peaks are of these steps. How the
+    figures of several ranks become one: ``ranks.joined``.
 
     Attributes:
         way: one of ``ways.WAYS``.
         point: where it is in the sweep or search.
         outcome: ``COMPLETED``, ``OUT_OF_MEMORY``, ``CRASHED`` or ``REFUSED``.
         reason: why it is not ``COMPLETED``.
+        ranks: how many processes trained together.
         steps: how many count.
         step_s: seconds of each.
         step_s_median, step_s_quartiles: of these.
@@ -76,8 +82,8 @@ class Trial:
         wait_s: seconds in which the program waited for copies.
         demand_bytes, limit_bytes: of the session.
         ledger_bytes: the most that the session's pages held on the device.
-        peak_device_bytes: on an accelerator as its allocator counts; on the CPU the process's resident memory beyond
-            what it had before the model was made.
+        peak_device_bytes: on an accelerator as its allocator counts; on the CPU what the kernel counts for the process
+            beyond what it had before the model was made.
         peak_host_bytes, peak_disk_bytes: in the lower tiers, as seen after forward and at the end of steps.
         peak_rss_bytes: of the process.
         allocations: how room was found, in the whole of the steps that count (``Stats.allocations``).
@@ -91,6 +97,7 @@ class Trial:
     point: Point
     outcome: str
     reason: str = ""
+    ranks: int = 1
     steps: int = 0
     step_s: tuple[float, ...] = ()
     step_s_median: float | None = None

@@ -49,10 +49,11 @@ _MAX_POINTS = 1000
 )
 @click.option("--limit", help="Of sessions of LMS: bytes, or as in 12GB, 80%. Default: auto.")
 @click.option("--as-card", help="Take the device for one with so much memory, as 12GB. No way can have more.")
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes that train together.")
 @click.option("--steps", type=click.IntRange(1), help="Steps that count (default: 8; with --find 3).")
 @click.option("--size", type=click.IntRange(1), help="Length of a side, or of a text in tokens.")
 @click.option("--tokens", "tokens", type=click.IntRange(1), help="The same as --size, of a text.")
-@click.option("--batch", type=click.IntRange(1), help="Samples of a step.")
+@click.option("--batch", type=click.IntRange(1), help="Samples of a step, over all --ranks.")
 @click.option("--output-stride", type=int, help="The output stride of deeplabv3plus: 8 or 16.")
 @click.option(
     "--set", "options", multiple=True, callback=named_values, metavar="NAME=VALUE", help="An option of the target."
@@ -115,6 +116,7 @@ class _Asked:
     against: str
     limit: str | None
     as_card: str | None
+    ranks: int
     steps: int | None
     size: int | None
     tokens: int | None
@@ -147,6 +149,7 @@ def _bench(asked: _Asked) -> Bench:
         lora=asked.lora,
         is_inference=asked.inference,
         device="cpu" if device == "cpu" else "cuda",
+        gpus=_ranks(asked.ranks, device),
     )
     ways = checked(asked.against)
     target = find(asked.target)
@@ -166,6 +169,17 @@ def _device(given: str | None) -> str:
     if given is not None and given not in known:
         raise UsageError(f"--device expects one of {', '.join(known)}; got {given!r}")
     return given or known[0]
+
+
+def _ranks(given: int, device: str) -> int:
+    import torch
+
+    if device != "cpu" and given > torch.accelerator.device_count():
+        raise UsageError(
+            f"--ranks expects a device for each: this machine has {torch.accelerator.device_count()} of {device}; "
+            f"got {given}"
+        )
+    return given
 
 
 def _card_bytes(given: str, device: str) -> int:

@@ -99,6 +99,7 @@ def show_trials(console: "Console", bench: Bench, trials: Sequence[Trial]) -> No
 def show_found(console: "Console", what: str, found: Sequence[Found]) -> None:
     """Print the largest of each way, and the forecast beside it."""
     from rich.table import Table
+    from rich.text import Text
 
     base = next((one.largest for one in found if one.way == NONE), 0)
     table = Table(title=f"largest {what} that trains", title_justify="left", box=None, pad_edge=False)
@@ -112,13 +113,14 @@ def show_found(console: "Console", what: str, found: Sequence[Found]) -> None:
             f"{one.largest / base:.2f}" if base and one.largest else "",
             "" if one.fails is None else str(one.fails),
             str(one.trials),
-            one.reason[:_MAX_REASON],
+            Text(one.reason[:_MAX_REASON]),  # brackets in it are no markup
         )
     console.print(table)
 
 
 def _title(bench: Bench) -> str:
-    parts = [bench.name, f"on {bench.device}"]
+    ranks = f"{bench.setting.gpus} ranks " if bench.setting.gpus > 1 else ""
+    parts = [bench.name, f"{ranks}on {bench.device}"]
     if bench.card_bytes is not None:
         parts.append(f"as a card of {format_bytes(bench.card_bytes)}")
     if bench.limit is not None:

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 from torch_lms.report.charts import Chart, Series, formatted
 from torch_lms.report.contents import Bench, Row
+from torch_lms.report.results_section import told
 from torch_lms.report.sections import Section
 from torch_lms.report.tables import Cell, Table
 
 _COMPLETED = "completed"
+_UNBROKEN = "\u00a0"
+"""A space at which no line is broken."""
 
 
 class _Curve(NamedTuple):
@@ -20,7 +23,7 @@ class _Curve(NamedTuple):
 
 def bench_section(id: str, bench: Bench) -> Section:
     """The section of ``bench``."""
-    axis = _axis(bench.trials)
+    axis = _axis(bench)
     notes = [_about(bench.header)]
     if not bench.trials:
         notes.append("No trial has ended yet.")
@@ -46,16 +49,17 @@ def _plain(value: Any) -> list[str]:
     if not isinstance(value, Mapping):
         return [] if value in (None, "") else [str(value)]
     known = {name: each for name, each in value.items() if each is not None and not isinstance(each, Mapping | list)}
-    return [str(each) if name == "name" else f"{name} {each}" for name, each in known.items()]
+    return [str(each) if name == "name" else f"{name} {told(name, each)}" for name, each in known.items()]
 
 
-def _axis(trials: Sequence[Row]) -> str | None:
-    """The number that was varied: the first of a point."""
-    for trial in trials:
-        for name, value in trial["point"].items():
-            if isinstance(value, int | float):
-                return str(name)
-    return None
+def _axis(bench: Bench) -> str | None:
+    """The number that was varied, as the header says; else the first of a point."""
+    settings = bench.header.get("settings")
+    asked = settings if isinstance(settings, Mapping) else {}
+    varied = {str(asked.get("find")), *(asked.get("sweep") or ())}
+    pairs = [pair for trial in bench.trials for pair in trial["point"].items()]
+    names = [str(name) for name, value in pairs if isinstance(value, int | float)]
+    return next((name for name in names if name in varied), names[0] if names else None)
 
 
 def _ways(trials: Sequence[Row]) -> list[str]:
@@ -68,7 +72,7 @@ def _charts(id: str, bench: Bench, axis: str) -> Iterator[Chart]:
         _Curve("Data rate", f"{item}/s", partial(_number, "items_per_s")),
         _Curve("Overhead against no LMS", "share", partial(_number, "overhead")),
         _Curve("Median step", "seconds", partial(_number, "step_s_median")),
-        _Curve("Evicted and fetched, all steps", "bytes", _moved),
+        _Curve("Evicted and fetched, a step", "bytes", _moved),
         _Curve("Waited for copies", "seconds", partial(_number, "wait_s")),
         _Curve("Peak on the device", "bytes", partial(_number, "peak_device_bytes")),
         _Curve("Peak in host memory", "bytes", partial(_number, "peak_host_bytes")),
@@ -76,7 +80,7 @@ def _charts(id: str, bench: Bench, axis: str) -> Iterator[Chart]:
     )
     for number, curve in enumerate(curves):
         chart = _chart(f"{id}-{number}", curve, bench.trials, axis)
-        if not chart.is_empty:
+        if any(value for series in chart.series for value in series.values):
             yield chart
 
 
@@ -123,12 +127,25 @@ def _largest(bench: Bench, axis: str) -> Table:
         failed = [t["point"].get(axis) for t in bench.trials if t["way"] == way and t["outcome"] != _COMPLETED]
         numbers = [x for x in done if isinstance(x, int | float)]
         failures = [x for x in failed if isinstance(x, int | float)]
-        rows.append([way, f"{max(numbers):g}" if numbers else "none", f"{min(failures):g}" if failures else "-"])
-    head = ["way", f"largest {axis} that completed", f"least {axis} that did not"]
+        expected = [_number("largest", _forecast(trial)) for trial in bench.trials if trial["way"] == way]
+        largest = next((x for x in expected if x is not None), None)
+        rows.append(
+            [
+                way,
+                "-" if largest is None else f"{largest:g}" if largest else "none",
+                f"{max(numbers):g}" if numbers else "none",
+                f"{min(failures):g}" if failures else "-",
+            ]
+        )
+    head = ["way", "forecast", f"largest {axis} that completed", f"least {axis} that did not"]
     return Table(f"The largest {axis} of each way", head, rows)
 
 
+_Column = tuple[str, str, str]
+"""The name in the file, for people, and the unit."""
+
 _COLUMNS = (
+    ("ranks", "ranks", ""),
     ("step_s_median", "median step", "seconds"),
     ("items_per_s", "items/s", ""),
     ("overhead", "overhead", "share"),
@@ -145,14 +162,41 @@ _COLUMNS = (
 )
 
 
+_FORECAST = (
+    ("step_s", "forecast step", "seconds"),
+    ("overhead", "forecast overhead", "share"),
+    ("evicted_bytes", "forecast evicted", "bytes"),
+)
+
+
 def _trials(bench: Bench) -> Table:
     """All trials, with the columns of which any trial tells."""
-    told = [column for column in _COLUMNS if any(_number(column[0], trial) is not None for trial in bench.trials)]
+    measured = _told(_COLUMNS, bench.trials)
+    expected = _told(_FORECAST, [_forecast(trial) for trial in bench.trials])
     rows: list[list[Cell]] = []
     for trial in bench.trials:
-        point = ", ".join(f"{name} {value}" for name, value in trial["point"].items())
+        point = ", ".join(f"{name} {value}" for name, value in trial["point"].items()).replace(" ", _UNBROKEN)
         outcome = str(trial["outcome"])
         if trial.get("reason"):
             outcome = f"{outcome}: {trial['reason']}"
-        rows.append([str(trial["way"]), point, outcome, *(formatted(_number(n, trial), unit) for n, _, unit in told)])
-    return Table("All trials", ["way", "point", "outcome", *(name for _, name, _ in told)], rows)
+        figures = [formatted(_number(name, trial), unit) for name, _, unit in measured]
+        forecasts = [formatted(_number(name, _forecast(trial)), unit) for name, _, unit in expected]
+        rows.append([str(trial["way"]), point, outcome, _told_to_fit(trial), *figures, *forecasts])
+    labels = [label for _, label, _ in (*measured, *expected)]
+    return Table("All trials", ["way", "point", "outcome", "forecast", *labels], rows)
+
+
+def _told(columns: Sequence[_Column], rows: Sequence[Row]) -> list[_Column]:
+    """The columns of which any row tells."""
+    return [column for column in columns if any(_number(column[0], row) is not None for row in rows)]
+
+
+def _forecast(trial: Row) -> Row:
+    """What ``plan`` said before the trial; empty where it said nothing."""
+    found = trial.get("forecast")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _told_to_fit(trial: Row) -> str:
+    fits = _forecast(trial).get("fits")
+    return formatted(None, "") if fits is None else "fits" if fits else "does not fit"

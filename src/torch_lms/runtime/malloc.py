@@ -48,9 +48,8 @@ class Heap:
         self._made_bytes = 0
         self._other_bytes: int | None = None
         self._spare_bytes = self._spent_bytes = 0
-        if _glibc is not None and _is_address_space_limited():
-            _glibc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
-            _glibc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
+        if _is_address_space_limited():
+            give_back_early()
 
     def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
         """``nbytes`` are about to be allocated, while pages occupy ``held_bytes`` of ``limit``."""
@@ -70,6 +69,13 @@ class Heap:
         if beyond_bytes > 0 and self._spent_bytes * _LOOKS >= self._spare_bytes:  # to ask takes a millisecond
             self._spare_bytes, self._spent_bytes = auto_limit(_CPU).nbytes, 0
         return beyond_bytes > 0 and self._spare_bytes * _LOOKS < limit * _FREE_SHARE
+
+
+def give_back_early() -> None:
+    """Have the C library keep small blocks alone when they are freed: larger ones go back to the system at once."""
+    if _glibc is not None:
+        _glibc.mallopt(_M_MMAP_THRESHOLD, _THRESHOLD_BYTES)
+        _glibc.mallopt(_M_TRIM_THRESHOLD, _THRESHOLD_BYTES)
 
 
 def trim() -> None:

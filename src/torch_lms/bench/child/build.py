@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from torch_lms.bench.child.together import averaging
+from torch_lms.bench.trial import Asked
 from torch_lms.bench.ways import CHECKPOINT
 from torch_lms.capture.fake import new_optimizer
 from torch_lms.errors import UnsupportedError
@@ -33,25 +35,28 @@ class Built:
     update: torch.optim.Optimizer | None
 
 
-def build(name: str, target: Target, setting: Setting, way: str, device: torch.device) -> Built:
-    """Make the model and a batch.
+def build(target: Target, asked: Asked, device: torch.device) -> Built:
+    """Make the model and a batch. Each rank has a batch of its own; the model is the first rank's on all.
 
     Raises:
         UsageError: the target does not keep the contract, or cannot take the setting.
         UnsupportedError: the way needs blocks, and there are none.
     """
-    torch.manual_seed(0)
+    name, setting = asked.target, asked.setting
+    torch.manual_seed(asked.rank)
     with torch.device(device):
         model, inputs, loss = built(name, target, setting)
     model = model.to(device)
     inputs = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
     if name.startswith(_OF_LIBRARIES):
         _fill(inputs)
-    if way == CHECKPOINT and not checkpoint_blocks(model, keeps_random_state=True):
+    if asked.way == CHECKPOINT and not checkpoint_blocks(model, keeps_random_state=True):
         raise UnsupportedError(
             f"{name} has no rows of blocks to checkpoint: expected a Sequential or ModuleList of modules of one class"
         )
     model.train(not setting.is_inference)
+    if not setting.is_inference:
+        model = averaging(model, device)
     return Built(model, _forward(model, inputs, loss, setting, device), _optimizer(target, model, setting, device))
 
 

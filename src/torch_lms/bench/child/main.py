@@ -16,6 +16,7 @@ from torch import nn
 from torch_lms.bench.child.around import Around, OurSession, around
 from torch_lms.bench.child.build import Built, build
 from torch_lms.bench.child.memory import Card, is_out_of_memory
+from torch_lms.bench.child.together import any_rank, device_of, join
 from torch_lms.bench.trial import COMPLETED, CRASHED, OUT_OF_MEMORY, REFUSED, Asked
 from torch_lms.errors import DeviceFullError, LmsError, UnsupportedError, UsageError
 from torch_lms.targets import Setting, find
@@ -53,7 +54,7 @@ def main() -> None:
     turns = _Turns()
     given = json.loads(sys.argv[1])
     asked = Asked(**{**given, "setting": Setting(**given["setting"])})
-    device = torch.device(asked.device, 0) if asked.device != "cpu" else torch.device("cpu")
+    device = device_of(asked)
     torch.backends.cudnn.deterministic = True
     card = Card(device, asked.card_bytes)
     try:
@@ -63,6 +64,7 @@ def main() -> None:
         found = _failed(error)
     card.lift()
     tell("end", **found)
+    turns.wait()  # until the parent ends us: other ranks may still be at their last exchange with this one
     os._exit(0)  # pages of a step that failed need not come back
 
 
@@ -74,9 +76,10 @@ def tell(event: str, **values: Any) -> None:
 def _measured(asked: Asked, device: torch.device, card: Card, turns: _Turns) -> dict[str, Any]:
     target = find(asked.target)
     _start_torch(device)
+    join(asked, device)
     card.insert()
     with around(asked) as way:
-        made = build(asked.target, target, asked.setting, asked.way, device)
+        made = build(target, asked, device)
         tell("ready")
         return _steps(made, way, asked, device, card, turns)
 
@@ -123,10 +126,11 @@ def _steps(made: Built, way: Around, asked: Asked, device: torch.device, card: C
 
 
 def _goes_on(warm_up: list[float], way: Around, asked: Asked) -> bool:
-    """Whether more steps are needed before those that count."""
-    if len(warm_up) >= _MAX_WARM_UP or way.has_settled():
+    """Whether more steps are needed before those that count: all ranks take as many."""
+    if len(warm_up) >= _MAX_WARM_UP:
         return False
-    return asked.patience_s is None or sum(warm_up) < asked.patience_s
+    is_patient = asked.patience_s is None or sum(warm_up) < asked.patience_s
+    return any_rank(is_patient and not way.has_settled())
 
 
 def _step(made: Built, way: Around, device: torch.device, seen: dict[str, int]) -> tuple[float, float]:

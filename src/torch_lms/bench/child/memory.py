@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from torch_lms.errors import DeviceFullError, StoreFullError, UsageError, WorkingSetError
+from torch_lms.runtime.malloc import give_back_early
 from torch_lms.units import format_bytes
 
 _SIGNS = ("allocate memory", "not enough memory", "bad_alloc", "out of memory", "could not create a memory")
@@ -27,16 +28,19 @@ class Card:
         self._device = device
         self._card_bytes = card_bytes
         self._before_bytes = 0
+        self._untouched_before_bytes = 0
 
     def insert(self) -> None:
         """From here on there is no more memory than the card has, beside what the process has now."""
         self._before_bytes = of_process("VmRSS")
+        self._untouched_before_bytes = _untouched_bytes()
         if self._card_bytes is None:
             return
         if self._device.type == "cpu":
             # The kernel counts libraries and the stacks of threads, too: they have nothing to do with the training.
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
             resource.setrlimit(resource.RLIMIT_DATA, (of_process("VmData") + self._card_bytes, hard))
+            give_back_early()  # a card's allocator can use what was freed, in other sizes
             return
         module = torch.get_device_module(self._device)
         whole = module.mem_get_info(self._device)[1]
@@ -65,10 +69,16 @@ class Card:
         """The most since ``reset_peaks``, in bytes."""
         rss = of_process("VmHWM")
         if self._device.type == "cpu":
-            on_device = max(0, rss - self._before_bytes)
+            untouched = max(0, _untouched_bytes() - self._untouched_before_bytes)
+            on_device = max(0, rss - self._before_bytes) + untouched
         else:
             on_device = torch.get_device_module(self._device).max_memory_allocated(self._device)
         return {"peak_device_bytes": on_device, "peak_rss_bytes": rss}
+
+
+def _untouched_bytes() -> int:
+    """What the kernel counts against a card though nothing was written there yet: stacks and heaps of threads."""
+    return of_process("VmData") - of_process("VmRSS")
 
 
 def of_process(field: str) -> int:
