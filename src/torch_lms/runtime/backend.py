@@ -7,7 +7,7 @@ from typing import Self
 import torch
 
 from torch_lms.capture.call import Call
-from torch_lms.capture.registry import Entry
+from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.engine import Engine, Mark, PlanCache, Spent, Stretch
 from torch_lms.errors import StoreError
@@ -184,9 +184,16 @@ class DeviceBackend:
         """
         spent("stall", 0, -1)
         inputs = self._recomputer.inputs(entry.page)
-        with self.unobserved():
-            self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
-        spent("recompute", entry.nbytes, entry.page)
+        try:
+            with self.unobserved():
+                self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+            spent("recompute", entry.nbytes, entry.page)
+        except BaseException:  # also an interrupt once it was there: it counts as dropped
+            storage = entry()
+            if storage is not None and storage_nbytes(storage):
+                self.executor.drop(entry)
+            raise
+        self._recomputer.forget(entry.page)
 
     def use(self, pages: Sequence[PageId]) -> None:
         """See ``engine.Backend``."""

@@ -83,7 +83,8 @@ class Recomputer:
         return self._programs[page].inputs if page in self._programs else []
 
     def recompute(self, entry: Entry) -> None:
-        """Recompute the page, from inputs that are on the device. Nothing to do if it was never freed.
+        """Recompute the page, from inputs that are on the device. Nothing to do if it was never freed. What that takes
+        is held until somebody calls ``forget``.
 
         Raises:
             RuntimeError: the device has no room for it.
@@ -96,7 +97,6 @@ class Recomputer:
             else:
                 fill_storage(storage, entry.nbytes)
                 bytes_of(storage).copy_(bytes_of(made))
-        self.forget(entry.page)
 
     def forget(self, page: PageId) -> None:
         """Let go of what it takes to recompute ``page``: it is there, or dead."""
