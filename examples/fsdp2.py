@@ -1,6 +1,6 @@
 """Parameters in shards on two ranks, and each rank's shards, gradients and optimizer state under a limit:
 
-    torch-lms run --limit 20MB --min-size 16KiB torchrun --nproc-per-node 2 examples/fsdp2.py
+    torch-lms run --limit 10MB --min-size 16KiB torchrun --nproc-per-node 2 examples/fsdp2.py
 
 Without LMS, for comparison: torchrun --nproc-per-node 2 examples/fsdp2.py. The digests of the shards are equal.
 """

@@ -45,7 +45,7 @@ def test_of_two_ranks(tmp_path: Path) -> None:
 def test_of_two_ranks_with_shards(tmp_path: Path) -> None:
     """That shards equal those without LMS, ``tests/distributed/fsdp2.py`` shows."""
     script, launched = launch("fsdp2")
-    assert len(digests(limited(tmp_path, script, 20, launched))) == 2
+    assert len(digests(limited(tmp_path, script, 10, launched))) == 2
 
 
 def launch(name: str) -> tuple[Path, list[str]]:
