@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch_lms.bench.dimension import Dimension, batch_of
@@ -104,7 +105,7 @@ class Campaign:
             UsageError: it is not known where to begin, or the target takes no value.
         """
         start = self._start(dimension)
-        granule = found_granule(lambda value: self._takes(dimension, value), dimension.granule, start)
+        granule = found_granule(partial(self._takes, dimension), dimension.granule, start)
         near = self._expected(dimension, NONE, granule, start) or start
         self._learn(dimension.at(self.bench.setting, near), dimension)
         return [self._largest(dimension, way, granule, start) for way in self._ordered_ways()]
@@ -159,19 +160,13 @@ class Campaign:
     def _expected(self, dimension: Dimension, way: str, granule: int, start: int) -> int:
         """The forecast of the largest."""
 
-        def takes(value: int) -> bool:
-            return self._takes(dimension, value)
-
         def fits(value: int) -> bool:
             return self.expected.fits(dimension.at(self.bench.setting, value), way)
 
-        return expected_largest(fits, takes, granule, start)
+        return expected_largest(fits, partial(self._takes, dimension), granule, start)
 
     def _largest(self, dimension: Dimension, way: str, granule: int, start: int) -> Found:
         """The largest by running."""
-
-        def takes(value: int) -> bool:
-            return self._takes(dimension, value)
 
         def run(value: int) -> Trial:
             return self.trials([way], dimension.at(self.bench.setting, value), dimension)[0]
@@ -179,7 +174,7 @@ class Campaign:
         told = 0
         if not refusal(way, self.bench.device):
             told = self.expected_largest[way] = self._expected(dimension, way, granule, start)
-        return largest(way, run, takes, granule, told, start)
+        return largest(way, run, partial(self._takes, dimension), granule, told, start)
 
     def _together(self, setting: Setting) -> list[list[str]]:
         """The ways by turns: those that have room beside each other take steps in turn, the others are alone.

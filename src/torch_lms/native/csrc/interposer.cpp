@@ -432,15 +432,15 @@ Entrance Interposer::follow(
     if (next->is_python || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
       return Entrance::python;
     }
-    if (next->is_captured && self.found.empty()) {
-      return Entrance::python;  // nobody knows whether it creates anything
-    }
     self.is_captured = next->is_captured;
     moves = moves || next->moves || !following.has_room(*next);
   }
+  if ((moves || self.is_captured) && self.found.empty()) {
+    return Entrance::python;  // nobody knows whether it creates anything
+  }
   if (moves) {
     self.position = following.position() + 1;
-    return self.found.empty() ? Entrance::python : Entrance::to_prepare;  // see above
+    return Entrance::to_prepare;
   }
   self.epoch = following.epoch();
   self.position = -1;

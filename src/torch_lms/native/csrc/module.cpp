@@ -506,7 +506,7 @@ py::object move(
       const bool was_used = page != nullptr && page->is_touched;
       asked.emplace_back(static_cast<int>(act), id, tier, was_used ? page->touch.tick : -1);
       if (act == Act::drop && page != nullptr) {
-        recipes.push_back(told(id, *page->planned));
+        recipes.push_back(told(id, *page->planned_recipe));
       }
       if (page != nullptr && !page->is_named) {
         if (auto alive = living(*page)) {
@@ -607,7 +607,7 @@ py::object take_over() {
     done = moving.done;
     lists = {moving.due.ids(), moving.to_evict.ids(), moving.to_fetch.ids(), moving.to_drop.ids()};
     moving.planned.every([&](const Page& page) {
-      planned.push_back(told(page.id, *page.planned));
+      planned.push_back(told(page.id, *page.planned_recipe));
       return true;
     });
     for (const PageId id : passed.touched) {

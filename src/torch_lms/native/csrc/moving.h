@@ -115,8 +115,8 @@ class Moving {
         to_evict(pages, &Page::to_evict),
         to_fetch(pages, &Page::to_fetch),
         to_drop(pages, &Page::to_drop),
-        planned(pages, &Page::is_planned),
-        dropped(pages, &Page::is_dropped),
+        planned(pages, &Page::planned),
+        dropped(pages, &Page::dropped),
         pages_(pages) {}
 
   // As `policy/planned.py` has them.
@@ -152,8 +152,8 @@ class Moving {
 
   // Whether, and how, the plan has the page dropped.
   void set_planned(Page& page, std::shared_ptr<const Recipe> recipe) {
-    page.planned = std::move(recipe);
-    if (page.planned) {
+    page.planned_recipe = std::move(recipe);
+    if (page.planned_recipe) {
       planned.add(page);
     } else {
       planned.remove(page);
@@ -309,7 +309,7 @@ class Moving {
         done.fetched_bytes += page.nbytes;
         break;
       case Act::drop:
-        set_dropped(page, page.planned);
+        set_dropped(page, page.planned_recipe);
         pages_.set(page, State::dropped, no_tier);
         break;
       case Act::recompute:
@@ -345,15 +345,22 @@ class Moving {
 
   // Of those that the plan has away from here on. Whether each found a tier.
   bool start_evictions() {
-    return to_evict.every([&](Page& page) {
+    return every_candidate(to_evict, [&](Page& page) { return free_or_evict(page); });
+  }
+
+  // As `PageList::every`, with those that may leave; the others are taken from the list.
+  template <typename Visit>
+  bool every_candidate(PageList& list, const Visit& visit) {
+    return list.every([&](Page& page) {
       if (!is_candidate(page)) {
-        to_evict.remove(page);
+        list.remove(page);
         return true;
       }
-      return free_or_evict(page);
+      return visit(page);
     });
   }
 
+  // Whether it found a tier, if it needed one.
   bool free_or_evict(Page& page) {
     if (page.state == State::clean) {
       move(page, Act::release);
@@ -365,13 +372,9 @@ class Moving {
 
   // Those that the plan has dropped from here on. Whether that can be told, and those that cannot be found a tier.
   bool drop() {
-    return to_drop.every([&](Page& page) {
-      if (!is_candidate(page)) {
-        to_drop.remove(page);
-        return true;
-      }
+    return every_candidate(to_drop, [&](Page& page) {
       bool is_any_needed = false;
-      for (const PageId id : page.planned->inputs) {
+      for (const PageId id : page.planned_recipe->inputs) {
         const Page* input = pages_.find(id);
         is_any_needed = is_any_needed || (input != nullptr && is_needed(*input));
         if (input != nullptr && input->is_fixed) {
@@ -384,10 +387,10 @@ class Moving {
 
   // Whether the page could be dropped.
   bool drop(Page& page) {
-    if (page.state != State::resident || !page.planned) {
+    if (page.state != State::resident || !page.planned_recipe) {
       return false;
     }
-    for (const PageId id : page.planned->inputs) {
+    for (const PageId id : page.planned_recipe->inputs) {
       const Page* input = pages_.find(id);
       if (input == nullptr || input->is_fixed || is_needed(*input)) {
         return false;

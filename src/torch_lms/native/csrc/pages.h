@@ -62,7 +62,7 @@ struct Page {
   int tier = no_tier;           // where its lower copy is
   bool has_new_copy = false;    // its lower copy was made since it was last away
   bool is_fixed = false;        // it must stay on the device, or is pinned
-  std::shared_ptr<const Recipe> planned = {};  // the plan has it dropped now
+  std::shared_ptr<const Recipe> planned_recipe = {};  // the plan has it dropped now
   std::shared_ptr<const Recipe> recipe = {};   // it is dropped
   int dependents = 0;           // pages that are dropped, and recomputed from it as it is
   uint64_t moved = 0;           // when its state last changed here, since Python last heard; 0 if it did not
@@ -70,8 +70,8 @@ struct Page {
   uint64_t to_evict = 0;
   uint64_t to_fetch = 0;
   uint64_t to_drop = 0;
-  uint64_t is_planned = 0;
-  uint64_t is_dropped = 0;
+  uint64_t planned = 0;
+  uint64_t dropped = 0;
   uint64_t needed_by = 0;       // the operation for which pages move
   int holds = 0;                // recomputations under way that need it
   int number = no_number;       // in the plan that is followed
