@@ -14,6 +14,7 @@ from torch_lms.engine.planning import Speeds
 from torch_lms.errors import StoreError
 from torch_lms.pager.transfers import Transfers
 from torch_lms.runtime.cpu import CpuExecutor
+from torch_lms.runtime.native_interposer import NativeFastPath
 from torch_lms.runtime.recompute import Recomputer
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="no native interposer here")
@@ -93,6 +94,34 @@ def test_figures_are_those_of_either_way(way: str, monkeypatch: pytest.MonkeyPat
     assert stats.interposer == way
     assert len(recomputed) == stats.recomputes
     assert sum(span.nbytes for span in recomputed) == stats.recomputed_bytes == stats.recomputes * PAGE
+
+
+def test_pages_that_a_longer_plan_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of them when one cannot be recomputed: the plan that is followed has no such recomputations."""
+    hand_over, recompute = NativeFastPath.hand_over, Recomputer.recompute
+    calls = [0]
+
+    def of_another(self: NativeFastPath) -> None:
+        for backend in self._table.backends:
+            recipes = backend.engine.pager.recipes
+            for page, recipe in recipes.items():
+                recipes[page] = recipe._replace(number=1000 + recipe.number % 1000)
+        hand_over(self)
+
+    def now_and_then(self: Recomputer, page: Any) -> None:
+        calls[0] += 1
+        if calls[0] % 3 == 0:
+            _run_out()
+        recompute(self, page)
+
+    monkeypatch.setattr(NativeFastPath, "hand_over", of_another)
+    monkeypatch.setattr(Recomputer, "recompute", now_and_then)
+    expected = Training().steps(9)
+    with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+        found = Training().steps(9)
+        lms.validate()
+        assert lms.stats().planned_steps >= 3
+    assert all(map(torch.equal, found, expected))
 
 
 def _refuse(*_: object) -> None:

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from torch_lms.bench.ranks import Fields, joined
@@ -22,6 +23,7 @@ _CHILD = "torch_lms.bench.child.main"
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
 _MAX_TEXT = 600
 _FAREWELL_S = 5.0
+_LOST_S = 1.0
 
 OnStep = Callable[[], object]
 
@@ -155,7 +157,8 @@ class Job:
         if kind == "step" and rank == 0:
             on_step()
         if kind == "end":
-            self._take_end(rank, event)
+            killed = self._killed_rank() if event["outcome"] == CRASHED else None
+            self._take_end(*(killed or (rank, event)))
         return kind
 
     def _take_end(self, rank: int, told: Fields) -> None:
@@ -166,6 +169,16 @@ class Job:
         if len(self._ranks) > 1:
             told["reason"] = f"rank {rank} of {len(self._ranks)}: {told['reason']}"
         self._failure = told
+
+    def _killed_rank(self) -> tuple[int, Fields] | None:
+        """The rank that was killed, if one was, and how: another may tell before that it lost the connection."""
+        until_s = time.monotonic() + _LOST_S
+        while len(self._ranks) > 1 and (left_s := until_s - time.monotonic()) > 0:
+            with suppress(Empty):
+                rank, event = self._heard.get(timeout=left_s)
+                if event is None:
+                    return rank, self._ranks[rank].end_without_word()
+        return None
 
 
 def perform(asked: Sequence[Asked], on_step: OnStep, gpu: Callable[[], Reading] | None) -> list[Fields]:

@@ -73,6 +73,7 @@ class NativeFastPath(FastPath):
         self._since: Any = None
         self._tick = 0
         self._tiers: list[Tier] = []
+        self._dropped: list[Recipe] = []
         self._plans: dict[int, tuple[Plan, Any]] = {}
         self._parts: set[tuple[str, tuple[int, ...]]] = set()
         self._calls: dict[int, Call] = {}
@@ -132,6 +133,7 @@ class NativeFastPath(FastPath):
             self._since = backend.mark()
         self._tick = pager.view.tick
         held = {Tier.HOST: ledger.host, Tier.DISK: ledger.disk}
+        self._dropped = list(pager.recipes.values())
         self._native.follow(
             self._plan_of(cursor.plan),
             cursor is not self._cursor,
@@ -142,8 +144,8 @@ class NativeFastPath(FastPath):
             states,
             cursor.take_newly_bound(),
             (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
-            [_told(recipe) for recipe in cursor.recipes.values()],
-            [_told(recipe) for recipe in pager.recipes.values()],
+            [_told(recipe, recipe.number) for recipe in cursor.recipes.values()],
+            [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
         )
         if cursor is not self._cursor:
             self._calls.clear()
@@ -293,12 +295,14 @@ class NativeFastPath(FastPath):
         return by_tier.get(Tier.HOST, 0), by_tier.get(Tier.DISK, 0)
 
     def _recipes(self, told: list[tuple[PageId, int, list[PageId], int]]) -> list[Recipe]:
-        """Recipes of the plan that is followed."""
+        """Recipes of the plan that is followed, and of pages that were dropped before it was, maybe by another."""
         if self._cursor is None:
             return []
         known = self._cursor.plan.recomputations
         return [
             Recipe(page, tuple(inputs), extra_bytes, known[number].ops, number)
+            if number >= 0
+            else self._dropped[-1 - number]
             for page, number, inputs, extra_bytes in told
         ]
 
@@ -343,8 +347,8 @@ class NativeFastPath(FastPath):
             self._unpin(get_ident(), wrote)
 
 
-def _told(recipe: Recipe) -> tuple[PageId, int, tuple[PageId, ...], int]:
-    return recipe.page, recipe.number, recipe.inputs, recipe.extra_bytes
+def _told(recipe: Recipe, number: int) -> tuple[PageId, int, tuple[PageId, ...], int]:
+    return recipe.page, number, recipe.inputs, recipe.extra_bytes
 
 
 def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool]]:

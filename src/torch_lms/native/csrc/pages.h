@@ -41,7 +41,7 @@ inline bool is_on_device(State state) {
 
 // How a page is recomputed. As `policy/base.py` has it.
 struct Recipe {
-  int number;  // among the plan's recomputations
+  int number;  // among the plan's recomputations; below 0: told when the plan was handed over
   std::vector<PageId> inputs;
   int64_t extra_bytes;
 };
