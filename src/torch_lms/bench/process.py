@@ -23,7 +23,9 @@ _CHILD = "torch_lms.bench.child.main"
 _MEMORY_WORDS = ("bad_alloc", "allocate memory", "out of memory", "MemoryError")
 _MAX_TEXT = 600
 _FAREWELL_S = 5.0
+
 _LOST_S = 1.0
+"""In which a rank that was killed is heard of, once another has lost its connection."""
 
 OnStep = Callable[[], object]
 
@@ -157,7 +159,8 @@ class Job:
         if kind == "step" and rank == 0:
             on_step()
         if kind == "end":
-            killed = self._killed_rank() if event["outcome"] == CRASHED else None
+            may_have_lost_another = event["outcome"] == CRASHED and len(self._ranks) > 1
+            killed = self._killed_rank() if may_have_lost_another else None
             self._take_end(*(killed or (rank, event)))
         return kind
 
@@ -173,7 +176,7 @@ class Job:
     def _killed_rank(self) -> tuple[int, Fields] | None:
         """The rank that was killed, if one was, and how: another may tell before that it lost the connection."""
         until_s = time.monotonic() + _LOST_S
-        while len(self._ranks) > 1 and (left_s := until_s - time.monotonic()) > 0:
+        while (left_s := until_s - time.monotonic()) > 0:
             with suppress(Empty):
                 rank, event = self._heard.get(timeout=left_s)
                 if event is None:

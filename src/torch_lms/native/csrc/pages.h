@@ -63,7 +63,7 @@ struct Page {
   bool has_new_copy = false;    // its lower copy was made since it was last away
   bool is_fixed = false;        // it must stay on the device, or is pinned
   std::shared_ptr<const Recipe> planned_recipe = {};  // the plan has it dropped now
-  std::shared_ptr<const Recipe> recipe = {};   // it is dropped
+  std::shared_ptr<const Recipe> recipe = {};          // it is dropped
   int dependents = 0;           // pages that are dropped, and recomputed from it as it is
   uint64_t moved = 0;           // when its state last changed here, since Python last heard; 0 if it did not
   uint64_t due = 0;             // its places in the lists of `Moving`; 0 if it is not there
