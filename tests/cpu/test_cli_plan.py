@@ -50,6 +50,16 @@ def test_what_fits_needs_nothing(tmp_path: Path) -> None:
     assert found["data_rate"] == pytest.approx(2 * 512**2 / found["step_s"])
 
 
+def test_a_step_in_which_nothing_is_large_enough_to_move(tmp_path: Path) -> None:
+    """It is refused in words. The largest batch is found from there."""
+    body = "return torch.nn.Linear(4, 4), (torch.ones(batch, 4),)"
+    (tmp_path / "tiny.py").write_text(f"import torch\ndef tiny(batch=1): {body}")
+    target = f"{tmp_path / 'tiny.py'}:tiny"
+    assert "none of this one is, so it fits as it is" in str(run(target, "--machine", V100).exception)
+    (found,) = asked(tmp_path, target, "--machine", V100, "--max", "batch")
+    assert found["max_without"] > 1_000_000
+
+
 def test_a_step_takes_as_long_as_its_samples_take_the_host(tmp_path: Path) -> None:
     """Two samples of 10 s each, by two cores."""
     (found,) = asked(tmp_path, EXAMPLE, "--machine", V100, "--loading", "10", "--workers", "2", "--on-host", "1")

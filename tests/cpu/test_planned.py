@@ -204,6 +204,18 @@ def test_copies_are_made_beside_the_program() -> None:
     assert sum(map(len, plan.fetches)) >= 0.7 * len(fetches)
 
 
+def test_a_timeline_has_the_policy_of_its_step() -> None:
+    """What the program does afterwards follows no plan, and is no part of it."""
+    make = partial(training, partial(UNet3d, 4), (1, 1, 24, 24, 24))
+    limit = demand_of(make) // 2
+    _, step = make()
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        for _ in range(WARM_UP + 2):
+            step()
+        torch.ones(1 << 16).add_(1)
+        assert (lms.stats().policy, lms.timeline().policy) == ("reactive", "planned")
+
+
 def test_what_was_recorded(tmp_path: Path) -> None:
     """Trace, plan and timeline of the last step; the trace as a file; the timeline as Perfetto's events."""
     make = partial(training, partial(UNet3d, 4), (1, 1, 24, 24, 24))

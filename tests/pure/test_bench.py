@@ -160,6 +160,13 @@ def test_the_forecast_is_asked_of_what_the_target_takes() -> None:
     assert 298 <= found <= 300
 
 
+def test_a_long_reason_is_shortened_and_says_so() -> None:
+    console = Console(file=io.StringIO(), width=500)
+    show_found(console, "size", [Found("none", 64, 48, 64, "no memory for it, " * 20, 2)])
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().rstrip().endswith("no memory for it, no ...")
+
+
 def test_the_largest_and_the_forecast_are_shown_with_the_reason_as_it_is() -> None:
     console = Console(file=io.StringIO(), width=200)
     show_found(console, "size", [Found("none", 64, 48, 64, "RuntimeError: [enforce fail] no memory", 2)])

@@ -1,5 +1,6 @@
 """Shows trials of ``torch-lms bench`` to people: a line each while they are made, and tables at the end."""
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -14,7 +15,8 @@ from torch_lms.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MAX_REASON = 160
+_MAX_REASON = 240
+"""Characters of a reason that are shown. The file has all that is known."""
 
 
 class Progress:
@@ -113,7 +115,7 @@ def show_found(console: "Console", what: str, found: Sequence[Found]) -> None:
             f"{one.largest / base:.2f}" if base and one.largest else "",
             "" if one.fails is None else str(one.fails),
             str(one.trials),
-            Text(one.reason[:_MAX_REASON]),  # brackets in it are no markup
+            Text(_shortened(one.reason)),  # brackets in it are no markup
         )
     console.print(table)
 
@@ -134,8 +136,12 @@ def _point(point: Point) -> str:
 
 def _in_short(trial: Trial) -> str:
     if not trial.is_completed:
-        return f"{trial.outcome}: {trial.reason[:_MAX_REASON]}"
+        return f"{trial.outcome}: {_shortened(trial.reason)}"
     return f"{_known(trial.step_s_median, format_seconds)} a step, overhead {_known(trial.overhead, '{:+.1%}'.format)}"
+
+
+def _shortened(reason: str) -> str:
+    return textwrap.shorten(reason, _MAX_REASON, placeholder=" ...")
 
 
 def _cells(trial: Trial) -> list[str]:

@@ -138,10 +138,16 @@ def forecast(
         host_part: what the host does beside launching.
 
     Raises:
-        UsageError: the machine has not so many GPUs, or there is no such policy, tunable or interposer.
+        UsageError: the machine has not so many GPUs, there is no such policy, tunable or interposer, or the step uses
+            no page.
     """
     if policy not in POLICIES:
         raise UsageError(f"policy must be one of {', '.join(POLICIES)}; got {policy!r}")
+    if not trace.ops:
+        raise UsageError(
+            "expected a step on tensors that are large enough to be moved; none of this one is, so it fits as it is. "
+            "Give a larger --size or --batch"
+        )
     make_plan = plan_maker(policy, tune)
     budget = MemoryBudget.of(
         trace, machine, limit, extra_bytes=gradient_bytes if gpus > 1 else 0, can_split=policy != "none"

@@ -37,7 +37,7 @@ def of_run(
         "what": "run",
         "title": title,
         "machine": platform.node(),
-        "policy": stats["policy"],
+        "policy": timeline.policy,
         "interposer": stats["interposer"],
         "limit_bytes": stats["limit_bytes"],
     }

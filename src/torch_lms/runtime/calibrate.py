@@ -79,7 +79,10 @@ def this_machine() -> tuple[Machine, Calibration]:
     """
     path = config_dir() / _FILE
     if not path.is_file():
-        raise UsageError("this machine was not measured yet: run `torch-lms doctor --calibrate`, or name another")
+        raise UsageError(
+            "this machine was not measured yet: run `torch-lms doctor --calibrate`, or name another, as in "
+            "`--machine rtx4090-24gb`"
+        )
     machine = load(path)
     return machine, calibration_for(machine.accelerator)
 

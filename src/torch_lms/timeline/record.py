@@ -86,11 +86,13 @@ class Timeline:
         spans: in each lane in the order in which they ended.
         levels: in order of time.
         lives: of all pages that lived during the step, those that lived before it first; then as they were born.
+        policy: the one in force when the step ended; "" where that is not known.
     """
 
     spans: tuple[Span, ...]
     levels: tuple[Level, ...]
     lives: tuple[Life, ...] = ()
+    policy: str = ""
 
     def beside(self, others: Iterable[Span]) -> "Timeline":
         """The same, with those of ``others`` that were going on meanwhile; of each, the part that was."""
