@@ -17,6 +17,9 @@ TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 NATIVE_TORCH = TORCH[2:]
 """Those that have a dispatch key for the native interposer."""
 
+OPTIMIZERS = ("torchao", "bitsandbytes", "lion-pytorch", "schedulefree", "prodigyopt")
+"""Packages of optimizers that trainings take beside those of ``torch.optim``."""
+
 QUIET_MKDOCS = {"NO_MKDOCS_2_WARNING": "1"}
 """mkdocs-material tells of its successor at each run; it is kept up until May 2027."""
 
@@ -67,7 +70,7 @@ def torch_versions(session: nox.Session, torch: str) -> None:
 @nox.session
 def trainers(session: nox.Session) -> None:
     """Real trainers at a third of what they need. For timm's own script: ``-- --source timm=FOLDER``, a checkout."""
-    install(session, "-e", ".[all]", "diffusers", "ultralytics")
+    install(session, "-e", ".[all]", "diffusers", "ultralytics", *OPTIMIZERS)
     session.run("python", "-m", "tests.trainers", *session.posargs)
 
 

@@ -44,6 +44,7 @@ def test_what_needs_nothing_runs(document: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     for name, text in files(document).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     for command in COMMANDS[document]:
         if not command.needs:

@@ -57,6 +57,11 @@ def _two_ranks(title: str, *launcher: str, package: str = "torch") -> Row:
     return Row(title, "by_launchers:data_parallel", (package,), launcher=launcher, ranks=2)
 
 
+def _by_optimizer(title: str, optimizer: str) -> Row:
+    package = optimizer.partition(":")[0].partition(".")[0]
+    return Row(title, "by_optimizers:trained", (package,), {"optimizer": optimizer})
+
+
 ROWS = {
     "keras-cnn": _by_keras("Keras CNN: fit, evaluate, predict, save, load, fit", "cnn", in_ci=True),
     "keras-unet": _by_keras("Keras U-Net: the same", "unet"),
@@ -77,6 +82,12 @@ ROWS = {
         min_size=16384,  # its loss picks as many places as there are objects: no two steps have equal pages below that
     ),
     "monai": Row("MONAI 3D U-Net, sliding windows", "by_monai:unet", ("monai",)),
+    "torchao-8bit": _by_optimizer("torchao's AdamW8bit, resumed", "torchao.optim:AdamW8bit"),
+    "torchao-4bit": _by_optimizer("torchao's AdamW4bit, resumed", "torchao.optim:AdamW4bit"),
+    "bitsandbytes": _by_optimizer("bitsandbytes' AdamW8bit, resumed", "bitsandbytes.optim:AdamW8bit"),
+    "lion": _by_optimizer("Lion of lion_pytorch, resumed", "lion_pytorch:Lion"),
+    "schedulefree": _by_optimizer("AdamW of schedulefree, resumed", "schedulefree:AdamWScheduleFree"),
+    "prodigy": _by_optimizer("Prodigy of prodigyopt, resumed", "prodigyopt:Prodigy"),
     "torchrun": _two_ranks("torchrun x 2, DDP", "torchrun", "--standalone", "--nproc-per-node", "2", "-m"),
     "accelerate": _two_ranks(
         "accelerate launch x 2, DDP",
