@@ -159,10 +159,9 @@ def _rows(way: str, quick: bool) -> Iterator[Row]:
         for in_pieces, lengths in TOKENS.items():
             for tokens in (4096,) if quick else lengths:
                 target = _target(folder, rank, in_pieces)
-                plain = trace(way, target, Setting(size=tokens, optimizer="adamw", device="cuda"))
-                checkpointed = trace(
-                    way, target, Setting(size=tokens, optimizer="adamw", device="cuda", checkpoints=True)
-                )
+                setting = Setting(size=tokens, optimizer="adamw", device="cuda")
+                plain = trace(way, target, setting)
+                checkpointed = trace(way, target, replace(setting, checkpoints=True))
                 for card, machine in cards().items():
                     yield _row(way, tokens, in_pieces, card, machine, plain, checkpointed)
 
