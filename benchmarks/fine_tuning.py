@@ -1,6 +1,6 @@
 """Fine-tuning of decoders on cards that are too small for them, simulated: the tables of docs/tutorials/fine-tuning.md.
 
-    python benchmarks/fine_tuning.py [--quick] [--decoder NAME] [--json FILE]
+    python benchmarks/fine_tuning.py [--quick] [--way WAY] [--json FILE]
 
 For each decoder, way to train and length of text, on each card: the seconds of a step as stock PyTorch would run it
 with checkpointed blocks, where that fits, and those of a planned step, with blocks checkpointed and without. The loss
@@ -114,7 +114,7 @@ def cards() -> dict[str, Machine]:
 
 
 class InPieces(nn.Module):
-    """A decoder that gives its loss, from the logits of ``PIECE`` tokens at a time: backward makes them anew."""
+    """A decoder that gives its loss, from the logits of ``PIECE`` tokens at a time: backward recomputes them."""
 
     def __init__(self, decoder: Any, output: nn.Module) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def _target(folder: str, rank: int | None, in_pieces: bool) -> Target:
 
     def target(size: int) -> Any:
         model, inputs, loss = decoder(size=size, batch=1)
-        adapted = model if rank is None else with_lora(model, rank)
+        adapted = model if rank is None else with_lora(model, rank)  # the adapters are in the layers of ``model``
         if not in_pieces:
             return adapted, inputs, loss
         inputs = {"input_ids": inputs["input_ids"], "labels": inputs["labels"]}

@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
@@ -177,7 +176,6 @@ class Engine:
         self.record: StepRecord | None = StepRecord([])
         self._is_record_whole = False
         self._last_record: StepRecord | None = None
-        self._last_policy = ""
         self._evicted_before_step = 0
         self._fetched_before_step = 0
         self._spent_until: Mark = None
@@ -436,9 +434,8 @@ class Engine:
         evicted_bytes = self.pager.counters.evicted_bytes
         fetched_bytes = self.pager.counters.fetched_bytes
         if record is not None and record.op_count:
-            record.finish(self._backend.mark())
+            record.finish(self._backend.mark(), self.pager.policy.name)
             self._last_record = record
-            self._last_policy = self.pager.policy.name
             if self._plans is not None and self._is_record_whole:
                 done = next((cursor for cursor in self._cursors if cursor.is_done), None)
                 ended = EndedStep(
@@ -472,8 +469,7 @@ class Engine:
         """The same step in time."""
         if self._last_record is None:
             return None
-        recorded = self._last_record.timeline(self._backend.seconds, _SHORTEST_STALL_S)
-        timeline = replace(recorded, policy=self._last_policy)
+        timeline = self._last_record.timeline(self._backend.seconds, _SHORTEST_STALL_S)
         return timeline if self._plans is None else timeline.beside(self._plans.spans)
 
     # -- the limit ---------------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ class StepRecord:
         self._transfers: list[Span] = []
         self.op_count = 0
         self._end: Any = None
+        self._policy = ""
         self._read: Recorder | None = None
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -141,9 +142,10 @@ class StepRecord:
         """What was copied beside the program."""
         self._transfers += transfers
 
-    def finish(self, now: Any) -> None:
-        """The step ended."""
+    def finish(self, now: Any, policy: str = "") -> None:
+        """The step ended, under ``policy``."""
         self._end = now
+        self._policy = policy
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +206,7 @@ class StepRecord:
         spans += running.span(end_s)
         kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
         pages = lives.at_end(end_s)
-        return Timeline(with_pages_waited_for((*kept, *self._transfers), pages), tuple(levels), pages)
+        return Timeline(with_pages_waited_for((*kept, *self._transfers), pages), tuple(levels), pages, self._policy)
 
     def retrace(self, cursor: PlanCursor) -> None:
         """Tell ``cursor`` all that happened in the step so far, until it diverges."""
