@@ -272,6 +272,11 @@ def test_limit_of_a_gpu_is_a_share_of_its_memory() -> None:
     assert limit.arguments == ["--memory-fraction=0.125"]
 
 
+@pytest.mark.parametrize(("warm_up_s", "voxel_mm"), [(0.1, 2), (0.4, 3)])
+def test_where_steps_are_slow_voxels_are_larger(warm_up_s: float, voxel_mm: int) -> None:
+    assert demo_runs._voxel_mm_in_time(Run(Outcome.COMPLETED, steps_s=(1.0, warm_up_s, warm_up_s)), 6) == voxel_mm
+
+
 @pytest.mark.parametrize(
     ("outcome", "expected"), [(Outcome.OUT_OF_MEMORY, "take larger voxels"), (Outcome.FAILED, "it wrote:\nNameError")]
 )

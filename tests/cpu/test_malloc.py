@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from torch_lms.runtime import malloc
+from torch_lms.runtime.limits import margin
 
 pytestmark = pytest.mark.skipif(malloc._glibc is None, reason="not glibc")
 
@@ -80,6 +81,7 @@ LIMITED = """
 import resource
 import sys
 
+import torch_lms
 from torch_lms.runtime import malloc
 
 told = []
@@ -89,12 +91,17 @@ class Library:
 malloc._glibc = Library()
 if sys.argv[1] == "limited":
     resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, resource.RLIM_INFINITY))
-malloc.Heap()
-print(told)
+with torch_lms.session():
+    print(told)
 """
 
 
-@pytest.mark.parametrize(("case", "told"), [("limited", "[4194304, 4194304]"), ("unlimited", "[]")])
+@pytest.mark.parametrize(("case", "told"), [("limited", "[1048576, 1048576]"), ("unlimited", "[]")])
 def test_blocks_are_given_back_at_once_where_the_address_space_is_limited(case: str, told: str) -> None:
     ended = subprocess.run([sys.executable, "-c", LIMITED, case], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == told
+
+
+@pytest.mark.parametrize(("free", "kept"), [(300 * MIB, 150 * MIB), (4096 * MIB, 256 * MIB), (10240 * MIB, 512 * MIB)])
+def test_what_is_kept_free_is_never_most_of_it(free: int, kept: int) -> None:
+    assert margin(free) == kept

@@ -360,6 +360,38 @@ def test_a_forked_child_is_told_what_it_must_not_touch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_block_that_nobody_left_does_not_keep_the_program_from_ending() -> None:
+    done = run_script("""
+        from contextlib import ExitStack
+        import torch, torch_lms
+        stack = ExitStack()
+        stack.enter_context(torch_lms.session(limit=0, min_size=1, device="cpu"))
+        gone = torch.ones(100_000)
+        torch_lms.reclaim()
+        assert torch_lms.stats().evicted_bytes
+        raise SystemExit("the program failed")
+    """)
+    assert (done.returncode, done.stderr) == (1, "the program failed\n")
+
+
+FAILED_IN_ONEDNN = """
+    import resource, sys
+    import torch, torch_lms
+    from torch_lms.runtime import api
+    with torch_lms.session(device="cpu"):
+        executor = api._running._session._table.backends[0].executor
+        if sys.argv[1] == "limited":
+            resource.setrlimit(resource.RLIMIT_DATA, (1 << 40, resource.RLIM_INFINITY))
+        print(*(executor.is_out_of_memory(RuntimeError(words)) for words in sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(("case", "told"), [("limited", "True True False"), ("unlimited", "False False False")])
+def test_what_fails_in_onednn_has_run_out_of_memory_where_that_is_refused(case: str, told: str) -> None:
+    words = ("could not create a primitive", "could not execute a primitive", "could not create a primitive descriptor")
+    assert run_script(FAILED_IN_ONEDNN, case, *words).stdout.strip() == told
+
+
 def test_a_child_may_have_a_session_of_its_own() -> None:
     done = run_script("""
         import os, torch, torch_lms

@@ -19,6 +19,7 @@ from torch_lms.report.fused import with_fused_optimizer
 from torch_lms.report.page import page
 from torch_lms.report.read import read_all
 from torch_lms.report.step_figures import StepFigures
+from torch_lms.report.step_section import side_by_side
 from torch_lms.report.timeline_file import read_timeline
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds
@@ -251,6 +252,23 @@ def test_the_page_says_in_tables_what_its_charts_show(whole: str) -> None:
         "result.png",
     ):
         assert said in whole, said
+
+
+@pytest.mark.parametrize(
+    ("machines", "titles", "told"),
+    [
+        (("pcie", "nvlink"), ("six layers", "six layers"), ["pcie", "nvlink"]),
+        (("pcie", "pcie"), ("LMS", "LMS that moves only"), ["LMS", "LMS that moves only"]),
+        ((None, None), ("LMS", None), ["LMS", "file 1"]),
+    ],
+)
+def test_steps_side_by_side_can_be_told_apart(machines: Any, titles: Any, told: list[str]) -> None:
+    steps = [Step(f"file {index}", read_timeline(timeline(title=title))) for index, title in enumerate(titles)]
+    for step, machine in zip(steps, machines, strict=True):
+        step.file.about["machine"] = machine
+    section = side_by_side(steps)
+    assert section is not None
+    assert section.tables[0].head == ["", *told]
 
 
 def test_a_sweep_of_which_nothing_completed_is_shown(tmp_path: Path) -> None:

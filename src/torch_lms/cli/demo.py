@@ -17,16 +17,14 @@ if TYPE_CHECKING:
     from torch_lms.demo.report import Demo
 
 
-_DEFAULT_SIZE = 2
-
-
 @click.command()
 @click.option("--steps", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training steps.")
 @click.option(
     "--size",
     type=click.IntRange(1, 3),
     metavar="MM",
-    help=f"Side of a voxel in mm, 1 to 3 (default {_DEFAULT_SIZE}). At 1 mm everything takes eight times as much.",
+    help="Side of a voxel in mm, 1 to 3 (default: 2, or 3 where that takes more than two minutes). At 1 mm everything "
+    "takes eight times as much as at 2.",
 )
 @click.option("--full", is_flag=True, help="The finest volume, 197 x 233 x 189 voxels: the same as --size 1.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to train.")
@@ -81,7 +79,7 @@ def command(
     if full:
         size = 1
     with tempfile.TemporaryDirectory(prefix="torch-lms-demo-report-") as folder:
-        demo = perform(Settings(steps, size or _DEFAULT_SIZE, device, spill_dir, picture, Path(folder)))
+        demo = perform(Settings(steps, size, device, spill_dir, picture, Path(folder)))
         _write_report(demo, Path(folder), picture, report_to)
     return _show(demo, picture, report_to, json_to)
 

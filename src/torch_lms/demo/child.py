@@ -71,7 +71,8 @@ def train(arguments: list[str], on_step: Callable[[], object] = lambda: None) ->
 @contextmanager
 def _started(command: list[str], errors: Any) -> "Iterator[subprocess.Popen[str]]":
     # The training has all cores, and a planner beside it was not done within the demo: plans are made between steps.
-    environment = {"TORCH_LMS_PLANNING": "at-once", **os.environ}
+    # Free memory in a thread's own heap counts against RLIMIT_DATA, and no other thread can use it: there is one heap.
+    environment = {"TORCH_LMS_PLANNING": "at-once", "MALLOC_ARENA_MAX": "1", **os.environ}
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
     )

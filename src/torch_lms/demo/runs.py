@@ -5,7 +5,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -24,9 +24,16 @@ from torch_lms.units import format_bytes
 BUDGET_SHARE = 0.5
 """What stock and lms may take, of the memory that the reference took for its training."""
 _LEARNING_RATE = 0.003
-_WARM_UP_MM = 4
+_WARM_UP_MM = 5
 _WARM_UP_STEPS = 24
 _WARM_UP_RATE = 0.03
+
+_FINE_MM, _LESS_FINE_MM = 2, 3
+_STEPS_S = 75
+"""What the steps of all runs may take, for the whole to take less than two minutes."""
+
+_STEPS_OF_ALL = 3.5
+"""Steps of the reference that one step of each run takes."""
 
 _Stage: TypeAlias = Callable[[], object]
 
@@ -35,11 +42,12 @@ _Stage: TypeAlias = Callable[[], object]
 class Settings:
     """What the user chose.
 
-    ``timelines`` is a folder: the last step of "lms" and of "moves" is written there.
+    ``voxel_mm`` None: as fine as there is time for. ``timelines`` is a folder: the last step of "lms" and of "moves" is
+    written there.
     """
 
     steps: int
-    voxel_mm: int
+    voxel_mm: int | None
     device: Literal["cpu", "cuda"]
     spill_dir: Path | None
     picture: Path
@@ -75,8 +83,10 @@ def perform(settings: Settings) -> Demo:
         with _stage(progress, "reading the scan", None):
             brain = read_brain()
             write_volume(brain, coarse, _WARM_UP_MM)
-            shape = write_volume(brain, fine, settings.voxel_mm)
-        ready = _warm_up(coarse, weights, settings, progress)
+        ready, warm_up = _warm_up(coarse, weights, settings, progress)
+        voxel_mm = settings.voxel_mm or _voxel_mm_in_time(warm_up, settings.steps)
+        settings = replace(settings, voxel_mm=voxel_mm)
+        shape = write_volume(brain, fine, voxel_mm)
         training = [
             str(fine),
             f"--steps={settings.steps}",
@@ -119,7 +129,7 @@ def _timeline(settings: Settings, name: str, title: str) -> list[str]:
     return [f"--timeline-to={settings.timelines / name}.json", f"--title={title}"]
 
 
-def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress) -> Ready:
+def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress) -> tuple[Ready, Run]:
     """Train shortly on a small scan, so that a few steps on the large one give something to look at."""
     arguments = [
         str(coarse),
@@ -129,8 +139,14 @@ def _warm_up(coarse: Path, weights: Path, settings: Settings, progress: Progress
         f"--weights-to={weights}",
     ]
     with _stage(progress, "warm-up on a small scan", _WARM_UP_STEPS) as step:
-        ready, _ = _completed("the warm-up", *train(arguments, step))
-    return ready
+        return _completed("the warm-up", *train(arguments, step))
+
+
+def _voxel_mm_in_time(warm_up: Run, steps: int) -> int:
+    """The size of voxels for which there is time, if steps take as long for each voxel as those of the warm-up."""
+    assert warm_up.step_s is not None
+    step_s = warm_up.step_s * (_WARM_UP_MM / _FINE_MM) ** 3
+    return _FINE_MM if step_s * _STEPS_OF_ALL * steps < _STEPS_S else _LESS_FINE_MM
 
 
 def _completed(name: str, ready: Ready | None, run: Run) -> tuple[Ready, Run]:
@@ -193,7 +209,7 @@ def _surroundings(settings: Settings, shape: tuple[int, ...], ready: Ready) -> d
 
 
 def _progress() -> Progress:
-    """Progress bars on standard error, which are gone when all is done; none if nobody watches."""
+    """Progress bars on standard error, which are gone when all is done; none where it is no terminal."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -207,7 +223,9 @@ def _progress() -> Progress:
 
 @contextmanager
 def _stage(progress: Progress, description: str, total: int | None) -> Iterator[_Stage]:
-    """Show a bar; gives the function that moves it one step on."""
+    """Show a bar, or a line where there are none; gives the function that moves it one step on."""
+    if progress.disable:
+        click.echo(f"{description} ...", err=True)
     task = progress.add_task(description, total=total)
     yield lambda: progress.advance(task)
     progress.update(task, total=total or 1, completed=total or 1)

@@ -212,7 +212,14 @@ def set_rlimit_data(nbytes: int) -> None:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory ran out, in Python, in PyTorch's allocators or in oneDNN."""
-    words = ("allocate memory", "not enough memory", "bad_alloc", "out of memory", "could not create a memory")
+    words = (
+        "allocate memory",
+        "not enough memory",
+        "bad_alloc",
+        "out of memory",
+        "could not create a",
+        "could not execute a",
+    )
     return isinstance(error, MemoryError) or any(part in str(error) for part in words)
 
 

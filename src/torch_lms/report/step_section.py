@@ -236,9 +236,17 @@ def side_by_side(steps: Sequence[Step]) -> Section | None:
         ["fetched", *(format_bytes(figures.moved_bytes(Lane.H2D)) for figures in shown)],
         ["recomputed", *(format_bytes(figures.recomputed_bytes) for figures in shown)],
     ]
-    head = ["", *(str(f.step.file.about.get("machine") or f.step.name) for f in shown)]
+    head = ["", *_told_apart([figures.step for figures in shown])]
     note = "Below, their timelines have one scale and begin together. A tensor that is chosen in one lights up in all."
     return Section("side-by-side", "Side by side", tables=[Table("The steps beside each other", head, rows, note)])
+
+
+def _told_apart(steps: Sequence[Step]) -> list[str]:
+    """The machine of each; steps of one machine, or of unknown ones, by their title."""
+    machines = [step.file.about.get("machine") for step in steps]
+    if all(machines) and len(set(machines)) == len(machines):
+        return [str(machine) for machine in machines]
+    return [str(step.file.about.get("title") or step.name) for step in steps]
 
 
 def _row_of_seconds(shown: Sequence[StepFigures], name: str, values: Sequence[float]) -> list[Cell]:

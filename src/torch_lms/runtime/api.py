@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -204,7 +205,8 @@ def session(
     try:
         yield running
     finally:
-        if _running is running:
+        # A block that nobody left is left when the interpreter ends. The threads that copy have ended before it.
+        if _running is running and not sys.is_finalizing():
             disable()
 
 

@@ -13,12 +13,14 @@ from torch_lms.errors import StoreError
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock
 from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
-from torch_lms.runtime.malloc import Heap, trim
+from torch_lms.runtime.malloc import Heap, is_address_space_limited, trim
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.timeline import Lane, Span
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
+_FAILED_IN_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory")
+"""It says no more, whatever went wrong. Where the kernel refuses memory, that is why."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class CpuExecutor(Executor):
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}
-        self._heap: Heap | None = None
+        self._heap = Heap() if is_address_space_limited() else None  # else nothing is changed before a page leaves
 
     @property
     def overlap_penalty(self) -> float:
@@ -115,7 +117,11 @@ class CpuExecutor(Executor):
         """Nothing is kept of a page without a lower copy."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, MemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
+        words = str(error)
+        if isinstance(error, MemoryError) or any(sign in words for sign in _OUT_OF_MEMORY):
+            return True
+        is_of_onednn = any(sign in words for sign in _FAILED_IN_ONEDNN) and "descriptor" not in words
+        return is_of_onednn and is_address_space_limited()
 
     def drain(self) -> None:
         """Nothing is left to do when the program goes on."""

@@ -14,7 +14,9 @@ _FIGURES = ("mem_get_info", "memory_reserved", "memory_allocated")
 """What the module of an accelerator has to have."""
 
 _MIN_MARGIN = 256 << 20
-"""Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
+"""Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments. Where there is
+little, half is left to pages.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class AutoLimit:
 
 def margin(whole: int) -> int:
     """Bytes to leave free of ``whole``."""
-    return max(_MIN_MARGIN, int(whole * _MARGIN_SHARE))
+    return max(min(_MIN_MARGIN, whole // 2), int(whole * _MARGIN_SHARE))
 
 
 def tells_memory(device: torch.device) -> bool:

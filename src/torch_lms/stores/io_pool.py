@@ -1,7 +1,8 @@
 """The threads that perform copies."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 
@@ -20,6 +21,19 @@ class IoThread(threading.Thread):
         super().__init__(target=target, name=name, daemon=True)
 
 
+_STACK_BYTES = 512 << 10
+"""By itself a stack takes 8 MiB of a limited address space, four of them 32 MiB."""
+
+
+@contextmanager
+def _small_stacks() -> Iterator[None]:
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
 class IoPool:
     """Performs copies first come, first served; all threads work on one large page together."""
 
@@ -32,9 +46,10 @@ class IoPool:
         self._threads = [IoThread(task, f"torch-lms-disk-{name}-{number}") for number, task in enumerate(tasks)]
         started = []
         try:
-            for thread in self._threads:
-                thread.start()
-                started.append(thread)
+            with _small_stacks():
+                for thread in self._threads:
+                    thread.start()
+                    started.append(thread)
         except RuntimeError as error:
             self._threads = started
             self.close()

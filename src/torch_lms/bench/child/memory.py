@@ -10,7 +10,14 @@ from torch_lms.errors import DeviceFullError, StoreFullError, UsageError, Workin
 from torch_lms.runtime.malloc import give_back_early
 from torch_lms.units import format_bytes
 
-_SIGNS = ("allocate memory", "not enough memory", "bad_alloc", "out of memory", "could not create a memory")
+_SIGNS = (
+    "allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "out of memory",
+    "could not create a",
+    "could not execute a",
+)
 
 
 class Card:
