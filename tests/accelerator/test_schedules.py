@@ -11,6 +11,7 @@ from bits import same_bits
 import torch_lms
 from torch_lms.engine import engine
 from torch_lms.planner import Speeds
+from torch_lms.residency import Tier
 
 MIN_SIZE = 1024
 STEPS = 7
@@ -81,6 +82,20 @@ def test_reactive_steps(
     assert same_bits(results, expected)
     assert stats.evictions > 0
     assert stats.fetches > 0
+
+
+def test_plans_know_what_the_host_holds_and_what_the_disk_reaches(
+    module: ModuleType, device: torch.device, reference_of: Callable[[str], Reference]
+) -> None:
+    expected, demand = reference_of("unet")
+    module.schedule("mixed", seed=4)
+    with torch_lms.session(limit=demand // 3, min_size=MIN_SIZE, host_limit=demand // 10) as lms:
+        results = workloads.WORKLOADS["unet"](device)
+        (paged,) = [backend for backend in lms._session._table.backends if backend.device == device]
+        speeds = paged.engine._link_speeds()
+    assert same_bits(results, expected)
+    assert speeds.host_bytes == paged.tiers[Tier.HOST] <= demand // 10
+    assert all(0 < speed < float("inf") for speed in (speeds.disk_write, speeds.disk_read))
 
 
 def test_memory_that_runs_out_within_the_limit(

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,10 +36,11 @@ def test_whoever_moved_a_part_holds_nothing_of_the_page_once_it_is_there(store: 
     """The thread that comes last ends the copy; the others may not have gone on yet."""
     others_go_on, end_chunk = threading.Event(), Copy._end_chunk
 
-    def slowly(copy: Copy) -> None:
-        end_chunk(copy)
+    def slowly(copy: Copy) -> bool:
+        is_last = end_chunk(copy)
         if not copy.done():
             others_go_on.wait(10)
+        return is_last
 
     monkeypatch.setattr(Copy, "_end_chunk", slowly)
     data = noise(2 * CHUNK_BYTES)
@@ -47,6 +49,16 @@ def test_whoever_moved_a_part_holds_nothing_of_the_page_once_it_is_there(store: 
     view.release()
     data.clear()  # raises BufferError if anything still exports it
     others_go_on.set()
+
+
+def test_it_tells_how_fast_pages_were_written_and_read(store: DiskStore) -> None:
+    assert store.bytes_per_s == (0.0, 0.0)
+    slot = put(store, noise(3 * MB))
+    get(store, slot)
+    deadline = time.monotonic() + 10
+    while not all(store.bytes_per_s) and time.monotonic() < deadline:  # counted when a copy has ended, or just after
+        time.sleep(0.01)
+    assert all(1e6 < speed < 1e12 for speed in store.bytes_per_s)
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

@@ -23,8 +23,11 @@ def repeatable(trace: Trace) -> Trace:
 
 def simulated(plan: Plan, speeds: Speeds) -> Rehearsed:
     """The second step."""
-    links = LinkSpeeds(speeds.d2h, speeds.h2d, speeds.d2h, speeds.h2d, overlap_penalty=speeds.overlap_penalty)
-    simulator = Simulator(plan.trace, plan.limit, {Tier.HOST: 1 << 60}, links, Planned(), plan)
+    links = LinkSpeeds(
+        speeds.d2h, speeds.h2d, speeds.disk_write, speeds.disk_read, overlap_penalty=speeds.overlap_penalty
+    )
+    tiers = {Tier.HOST: int(min(speeds.host_bytes, 1 << 60)), Tier.DISK: 1 << 60}
+    simulator = Simulator(plan.trace, plan.limit, tiers, links, Planned(), plan)
     simulator.step()
     step = simulator.step()
     return Rehearsed(step.seconds, step.peak_bytes, step.evicted_bytes, step.fetched_bytes)
@@ -41,11 +44,13 @@ def plans(trace: Trace, limit: int, speeds: Speeds) -> list[Plan]:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("share", [2, 3, 6])
 @pytest.mark.parametrize("bytes_per_s", [3.0, 30.0, 1000.0])
-@pytest.mark.parametrize("lost", [0.0, 1.0])
-def test_it_is_as_simulated(seed: int, share: int, bytes_per_s: float, lost: float) -> None:
+@pytest.mark.parametrize(("lost", "host_share"), [(0.0, 0.0), (0.0, 0.2), (0.0, 0.5), (0.0, inf), (1.0, inf)])
+def test_it_is_as_simulated(seed: int, share: int, bytes_per_s: float, lost: float, host_share: float) -> None:
     trace = repeatable(random_training(seed))
-    limit = demand_curve(trace).demand_bytes // share
-    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s, lost)
+    demand = demand_curve(trace).demand_bytes
+    limit = demand // share
+    disk = (bytes_per_s / 4, bytes_per_s / 3)
+    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s, lost, host_share * demand, *disk)
     stage = Stage(trace, limit, speeds)
     for plan in plans(trace, limit, speeds):
         rehearsed, expected = stage.rehearse(plan, inf), simulated(plan, speeds)

@@ -28,6 +28,10 @@ class Backend(Protocol):
     def overlap_penalty(self) -> float:
         """Share of a transfer's time that the program loses though it does not wait for it."""
 
+    @property
+    def disk_bytes_per_s(self) -> tuple[float, float]:
+        """What a disk behind another tier reaches, written and read; 0 as long as that is not known."""
+
     def perform(self, action: Action, spent: Spent) -> Exception | None:
         """Do ``action``.
 

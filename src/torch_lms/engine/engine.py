@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import NamedTuple, Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark, Spent
@@ -13,7 +14,7 @@ from torch_lms.engine.planning import Speeds
 from torch_lms.engine.step_record import StepRecord, Stretch
 from torch_lms.pager import Action, Pager
 from torch_lms.policy import Passed, PlanCursor, Planned, Policy
-from torch_lms.residency import PageId
+from torch_lms.residency import PageId, Tier
 from torch_lms.timeline import Lane, Link, Timeline
 from torch_lms.trace import Living, Trace, TracedOp
 
@@ -457,7 +458,9 @@ class Engine:
 
     def _link_speeds(self) -> Speeds:
         out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))
-        return Speeds(out, back, self._backend.overlap_penalty)
+        write, read = (speed or inf for speed in self._backend.disk_bytes_per_s)
+        host_bytes = self._backend.tiers.get(Tier.HOST, inf)
+        return Speeds(out, back, self._backend.overlap_penalty, host_bytes, write, read)
 
     @property
     def trace(self) -> Trace | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import NamedTuple, Protocol
 
 from torch_lms.policy import Plan
@@ -10,17 +11,22 @@ from torch_lms.trace import Trace
 
 
 class Speeds(NamedTuple):
-    """Speeds of the link to the next tier.
+    """Speeds of the link to the next tier, and of the disk behind it.
 
     Attributes:
         d2h, h2d: bytes per second from the device, and to it.
         overlap_penalty: share of a transfer's time that the program loses though it does not wait, since the same
             cores do both.
+        host_bytes: that the next tier holds, where there is a disk behind it. What finds no room goes there.
+        disk_write, disk_read: bytes per second to that disk, and from it.
     """
 
     d2h: float
     h2d: float
     overlap_penalty: float = 0.0
+    host_bytes: float = inf
+    disk_write: float = inf
+    disk_read: float = inf
 
 
 MakePlan = Callable[[Trace, int, Mapping[PageId, int], Speeds], Plan]

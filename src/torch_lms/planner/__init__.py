@@ -10,7 +10,7 @@ from torch_lms.planner.gaps import Gap, gaps_of
 from torch_lms.planner.host_part import NO_HOST_PART, HostPart
 from torch_lms.planner.makers import plan_maker
 from torch_lms.planner.pace import stock_step
-from torch_lms.planner.paging import POLICIES
+from torch_lms.planner.paging import POLICIES, planned_with
 from torch_lms.planner.plan import make_plan
 from torch_lms.planner.recomputation import Producers
 from torch_lms.planner.walk import Choice, Rules, Walker
@@ -38,6 +38,7 @@ __all__ = [
     "moved_out",
     "optimum_bytes",
     "plan_maker",
+    "planned_with",
     "stock_step",
     "within",
 ]

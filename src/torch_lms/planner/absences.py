@@ -21,11 +21,12 @@ class Absences:
 
     Args:
         trace: the step. It is assumed to follow a step of the same kind.
+        limit: bytes that its pages may occupy; more while an operation's own pages exceed it.
         speeds: of the link.
 
     Attributes:
         gaps: all gaps of the step, by page and by the operation after which they begin.
-        recomputations: how to recompute the page of a gap, for the gaps where that is possible.
+        recomputations: how to recompute the page of a gap, for the gaps where that is possible within the limit.
         used: for each operation, the pages that it uses or creates.
         rows_after: for each operation, the rows of these pages after it.
         first_rows: for each page, its row before its first use in the step.
@@ -36,8 +37,9 @@ class Absences:
         recompute_s: seconds to recompute it; infinite if that is not possible.
     """
 
-    def __init__(self, trace: Trace, speeds: Speeds) -> None:
+    def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
         self._trace = trace
+        self._most_bytes = max(limit, trace.working_set_bytes)
         self._speeds = speeds
         self.gaps = {(gap.page, gap.after): gap for gap in gaps_of(trace)}
         self._predecessors = {page.successor: n for n, page in enumerate(trace.pages) if page.successor >= 0}
@@ -65,9 +67,14 @@ class Absences:
         producers = Producers(self._trace)
         for gap in self.gaps.values():
             recomputation = producers.recomputation(gap)
-            if recomputation is not None:
+            if recomputation is not None and self._needed_by(recomputation) <= self._most_bytes:
                 self.recomputations[gap] = recomputation
                 self._seconds[recomputation.ops] = sum(self._trace.ops[op].seconds for op in recomputation.ops)
+
+    def _needed_by(self, recomputation: Recomputation) -> int:
+        """Bytes of pages that are there at once, at the least, when that is done for the operation that needs it."""
+        there = {recomputation.page, *recomputation.inputs, *self._trace.ops[recomputation.before].pages}
+        return recomputation.extra_bytes + sum(self._trace.pages[page].nbytes for page in there)
 
     def seconds(self, recomputation: Recomputation) -> float:
         """How long ``recomputation`` takes."""

@@ -1,6 +1,8 @@
 """What paging costs a step on a machine that need not be at hand: the step is simulated under a policy."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from torch_lms.engine import MakePlan, Speeds
 from torch_lms.errors import StoreError
@@ -9,7 +11,8 @@ from torch_lms.planner.feasibility import lower_tiers
 from torch_lms.planner.makers import PLANNED
 from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
 from torch_lms.policy import Plan, Planned, Policy, Reactive
-from torch_lms.sim import HostWork, PacedStep, SimulatedStep, Simulator
+from torch_lms.residency import Tier
+from torch_lms.sim import HostWork, LinkSpeeds, PacedStep, SimulatedStep, Simulator
 from torch_lms.timeline import Lane, Timeline
 from torch_lms.trace import Trace
 
@@ -18,6 +21,9 @@ POLICIES = (*PLANNED, "planned-moves", "reactive", "none", *RIVALS)
 
 _STEPS = 3
 """How many steps are simulated. The last one counts: the first begins with every page on the device."""
+
+_NO_DISK = 1.0
+"""Bytes per second."""
 
 _OURS = Rival(None, keeps_copies=True)
 """How LMS itself moves pages, in the terms of its rivals."""
@@ -62,7 +68,7 @@ def simulate(
     elif policy == "reactive":
         chooser = Reactive()
     else:
-        plan = make_plan(work, limit, {}, Speeds(links.d2h, links.h2d, links.overlap_penalty))
+        plan = make_plan(work, limit, {}, planned_with(links, tiers))
         chooser = Planned()
     simulator = Simulator(
         kernels,
@@ -82,6 +88,15 @@ def simulate(
         return simulator.step()
     except StoreError:
         return None
+
+
+def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int]) -> Speeds:
+    """The speeds that a plan is made for, on a machine with such links and lower tiers."""
+    if links.is_host_memory:
+        return Speeds(links.disk_write, links.disk_read, links.overlap_penalty)
+    is_disk_there = Tier.DISK in tiers  # else what finds no room in host memory goes nowhere
+    write, read = (links.disk_write, links.disk_read) if is_disk_there else (_NO_DISK, _NO_DISK)
+    return Speeds(links.d2h, links.h2d, links.overlap_penalty, tiers.get(Tier.HOST, inf), write, read)
 
 
 @dataclass(frozen=True)

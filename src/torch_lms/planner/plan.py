@@ -39,6 +39,16 @@ plans reach with these walks, beside the prototype and beside a lower bound, ben
 workloads and on machines of the catalogue ("What recomputation saves" in docs/planning.md).
 """
 
+_DISK_WALKS = (
+    Rules(1.0),
+    Rules(1.0, is_punctual=False),
+    Rules(1.0, is_punctual=False, counts_inputs=True),
+    Rules(4.0, is_punctual=False),
+    Rules(4.0, is_punctual=False, counts_inputs=True),
+)
+"""Those that are made, too, where host memory may not hold what moves: a second of the link may cost many of the disk.
+"""
+
 _DERATED = 0.85
 """Share of the link's measured speed that plans rely on: a plan that expects too much of the link stalls, one that
 expects less loses little.
@@ -81,13 +91,21 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         trace: one such step.
         limit: bytes that its pages may occupy on the device.
         ids: numbers of the pages that were alive at its end, by their id.
-        speeds: of the link.
+        speeds: of the link, and of the disk behind host memory.
     """
-    reliable = speeds._replace(d2h=speeds.d2h * _DERATED, h2d=speeds.h2d * _DERATED)
+    reliable = speeds._replace(
+        d2h=speeds.d2h * _DERATED,
+        h2d=speeds.h2d * _DERATED,
+        disk_write=speeds.disk_write * _DERATED,
+        disk_read=speeds.disk_read * _DERATED,
+    )
     search = _Search(trace, limit, ids, reliable)
     if not search.best.choice.moved:
         return search.best.plan
-    for rules in (*_WALKS, *_shared_walks(speeds.overlap_penalty)):
+    walks = [*_WALKS, *_shared_walks(speeds.overlap_penalty)]
+    if moved_out(search.best.choice.moved) > speeds.host_bytes:
+        walks += _DISK_WALKS
+    for rules in walks:
         search.walk(rules)
     enough_s = _ENOUGH * trace.seconds
     for _ in range(min(_MAX_VARIANTS, _MAX_WALKED // len(trace.ops))):

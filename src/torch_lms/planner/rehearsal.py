@@ -109,6 +109,9 @@ class _Rehearsal:
         self._nbytes = stage.nbytes
         self._now_s = 0.0
         self._free_s = {_EVICTING: 0.0, _FETCHING: 0.0}  # when the link is, in each direction
+        self._disk_free_s = 0.0
+        self._on_disk: dict[int, bool] = {}  # of pages with a copy
+        self._in_host = 0  # bytes of the others' copies
         self._held = 0  # bytes on the device
         self._state: dict[int, int] = {}
         self._pins: dict[int, int] = {}
@@ -299,7 +302,7 @@ class _Rehearsal:
             return
         if self._state[page] == _RESIDENT:
             self._become(page, _EVICTING)
-            self._copy(page, _EVICTING, self._stage.speeds.d2h)
+            self._copy_down(page)
         elif self._state[page] == _CLEAN:
             self._release(page)
 
@@ -347,7 +350,7 @@ class _Rehearsal:
     def _start_fetch(self, page: int) -> None:
         self._become(page, _FETCHING)
         self._held += self._nbytes[page]
-        self._copy(page, _FETCHING, self._stage.speeds.h2d)
+        self._copy_up(page)
 
     def _recompute_all(self, pages: list[int]) -> None:
         for page in pages:
@@ -380,12 +383,53 @@ class _Rehearsal:
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
-    def _copy(self, page: int, direction: int, bytes_per_s: float) -> None:
+    def _copy_down(self, page: int) -> None:
+        nbytes = self._nbytes[page]
+        is_on_disk = self._on_disk[page] = not self._has_room_in_host(nbytes)
+        self._copy(page, _EVICTING, self._stage.speeds.d2h, self._now_s)
+        if is_on_disk:
+            start_s = max(self._done_s[page], self._disk_free_s)
+            self._disk_free_s = self._done_s[page] = start_s + nbytes / self._stage.speeds.disk_write
+        else:
+            self._in_host += nbytes
+        self._next_done_s = min(self._next_done_s, self._done_s[page])
+
+    def _copy_up(self, page: int) -> None:
+        in_host_s = self._now_s
+        if self._on_disk[page]:
+            start_s = max(self._now_s, self._disk_free_s)
+            in_host_s = self._disk_free_s = start_s + self._nbytes[page] / self._stage.speeds.disk_read
+        self._copy(page, _FETCHING, self._stage.speeds.h2d, in_host_s)
+        self._next_done_s = min(self._next_done_s, self._done_s[page])
+
+    def _copy(self, page: int, direction: int, bytes_per_s: float, from_s: float) -> None:
+        """A copy over the link, which may begin at ``from_s``."""
         copy_s = self._nbytes[page] / bytes_per_s
-        start_s = max(self._now_s, self._free_s[direction])
+        start_s = max(from_s, self._free_s[direction])
         self._free_s[direction] = self._done_s[page] = start_s + copy_s
-        self._next_done_s = min(self._next_done_s, start_s + copy_s)
         self._now_s += self._stage.speeds.overlap_penalty * copy_s  # lost by the program, whose cores make the copy
+
+    def _has_room_in_host(self, nbytes: int) -> bool:
+        """Whether a copy finds room in host memory, if need be for copies of pages in use."""
+        missing = self._in_host + nbytes - self._stage.speeds.host_bytes
+        if missing <= 0:
+            return True
+        in_use = [page for page, is_on_disk in self._on_disk.items() if not is_on_disk and self._is_in_use(page)]
+        if sum(self._nbytes[page] for page in in_use) < missing:
+            return False
+        for page in in_use:
+            if missing > 0:
+                missing -= self._nbytes[page]
+                self._become(page, _RESIDENT)
+        return True
+
+    def _is_in_use(self, page: int) -> bool:
+        return self._pins[page] > 0 and self._state[page] == _CLEAN
+
+    def _lose_copy(self, page: int) -> None:
+        if self._on_disk.pop(page, True):
+            return
+        self._in_host -= self._nbytes[page]
 
     def _wait_for(self, page: int) -> None:
         """Wait until the copy of ``page`` has ended."""
@@ -412,6 +456,8 @@ class _Rehearsal:
         if before <= _EVICTING:
             self._candidates[before].pop(page, None)
         self._state[page] = state
+        if state == _RESIDENT:
+            self._lose_copy(page)
         self._offer(page)
 
     def _offer(self, page: int) -> None:
@@ -434,6 +480,7 @@ class _Rehearsal:
             self._wait_for(page)
         state = self._state.pop(page)
         del self._pins[page]
+        self._lose_copy(page)
         if state == _DROPPED:
             self._undrop(page)
         elif state != _EVICTED:
@@ -453,6 +500,7 @@ class _Rehearsal:
         self._pins = dict.fromkeys(self._state, 0)
         self._candidates = {state: {successor[page]: None for page in its} for state, its in self._candidates.items()}
         self._done_s = {successor[page]: done_s for page, done_s in self._done_s.items()}
+        self._on_disk = {successor[page]: is_on_disk for page, is_on_disk in self._on_disk.items()}
         self._dropped = {
             successor[page]: recomputation._replace(inputs=tuple(successor[other] for other in recomputation.inputs))
             for page, recomputation in self._dropped.items()

@@ -69,7 +69,7 @@ class Walker:
         self.limit = limit
         self.speeds = speeds
         self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
-        self.absences = Absences(trace, speeds)
+        self.absences = Absences(trace, limit, speeds)
         self._excess = _relative_excess(trace, limit)
         self._walk: _Walk | None = None
         self.deaths: list[list[int]] = [[] for _ in trace.ops]

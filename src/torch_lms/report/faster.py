@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch_lms.engine import Speeds
 from torch_lms.errors import StoreError
-from torch_lms.planner import make_plan
+from torch_lms.planner import make_plan, planned_with
 from torch_lms.policy import Planned
 from torch_lms.report.fused import with_fused_optimizer
 from torch_lms.residency import Tier
@@ -48,8 +47,7 @@ class _Setup:
     """How many such steps do the work of one."""
 
     def simulated(self, what: str) -> Change:
-        speeds = self._planners_speeds()
-        plan = make_plan(self.trace, self.limit, {}, speeds)
+        plan = make_plan(self.trace, self.limit, {}, planned_with(self.link, self.tiers))
         simulator = Simulator(self.trace, self.limit, self.tiers, self.link, Planned(), plan)
         try:
             step = [simulator.step() for _ in range(_STEPS)][-1]
@@ -62,12 +60,6 @@ class _Setup:
             self.times * (step.evicted_bytes + step.fetched_bytes),
             self.times * step.recomputed_bytes,
         )
-
-    def _planners_speeds(self) -> Speeds:
-        link = self.link
-        if link.is_host_memory:
-            return Speeds(link.disk_write, link.disk_read, link.overlap_penalty)
-        return Speeds(link.d2h, link.h2d, link.overlap_penalty)
 
 
 def changes(trace: Trace, limit: int, link: LinkSpeeds, tiers: Mapping[Tier, int]) -> Iterator[Change]:

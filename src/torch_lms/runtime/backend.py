@@ -136,6 +136,11 @@ class DeviceBackend:
         """See ``engine.Backend``."""
         return self.executor.overlap_penalty
 
+    @property
+    def disk_bytes_per_s(self) -> tuple[float, float]:
+        """See ``engine.Backend``."""
+        return self.executor.disk_bytes_per_s
+
     def perform(self, action: Action, spent: Spent) -> Exception | None:
         """See ``engine.Backend``."""
         entry = self._entries[action.page]

@@ -48,6 +48,11 @@ class Executor(ABC):
         """Share of a copy's time that the program loses though it does not wait for it."""
         return 0.0
 
+    @property
+    def disk_bytes_per_s(self) -> tuple[float, float]:
+        """What a disk behind another tier has reached so far, written and read; 0 before it was used."""
+        return 0.0, 0.0
+
     def mark(self, tick: int) -> Mark:
         """Now, which is ``tick`` counted in operations: all that used a page before that tick has been asked for."""
         return self.clock.mark()

@@ -109,6 +109,10 @@ class StreamExecutor(Executor):
         self._untimed: deque[tuple[Lane, StreamEvent, StreamEvent, int, PageId]] = deque()
         self._told: Callable[[PageId, int], None] | None = None
 
+    @property
+    def disk_bytes_per_s(self) -> tuple[float, float]:
+        return self._disk.bytes_per_s
+
     def mark(self, tick: int) -> StreamEvent:
         stream = self._device.current_stream()
         event = self._device.record(stream)

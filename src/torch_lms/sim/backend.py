@@ -84,6 +84,11 @@ class LaneBackend:
         """See ``engine.Backend``."""
         return self._overlap_penalty
 
+    @property
+    def disk_bytes_per_s(self) -> tuple[float, float]:
+        """See ``engine.Backend``."""
+        return self._lanes.speeds.disk_write, self._lanes.speeds.disk_read
+
     def perform(self, action: Action, spent: Spent) -> None:
         """Let ``action`` take its time."""
         if isinstance(action, Discard):

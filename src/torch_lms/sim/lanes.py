@@ -38,6 +38,7 @@ class Lanes:
     """First come, first served in each lane. Times are seconds of the virtual clock.
 
     Attributes:
+        speeds: of the links.
         spans: copies so far, in the order in which they began.
         done_s: of each page whose copy has begun and was not taken note of, when it ends.
     """
@@ -45,12 +46,12 @@ class Lanes:
     def __init__(self, speeds: LinkSpeeds) -> None:
         self.spans: list[Span] = []
         self.done_s: dict[PageId, float] = {}
-        self._speeds = speeds
+        self.speeds = speeds
         self._free_s = dict.fromkeys(Lane, 0.0)
 
     def evict(self, page: PageId, nbytes: int, tier: Tier, now_s: float) -> float:
         """A copy down to ``tier`` may begin now. Returns when the bytes are in host memory."""
-        speeds = self._speeds
+        speeds = self.speeds
         if speeds.is_host_memory:
             self.done_s[page] = self._occupy(Lane.D2H, "evict", page, nbytes, speeds.disk_write, now_s)
             return now_s
@@ -66,7 +67,7 @@ class Lanes:
         Returns:
             When the bytes are in host memory.
         """
-        speeds = self._speeds
+        speeds = self.speeds
         if speeds.is_host_memory:
             in_host_s = self.done_s[page] = self._occupy(Lane.H2D, "fetch", page, nbytes, speeds.disk_read, now_s)
             return in_host_s
@@ -83,8 +84,8 @@ class Lanes:
     def _occupy(self, lane: Lane, name: str, page: PageId, nbytes: int, bytes_per_s: float, now_s: float) -> float:
         start_s = max(now_s, self._free_s[lane])
         if lane in _OPPOSITE and self._free_s[_OPPOSITE[lane]] > start_s:
-            bytes_per_s = min(bytes_per_s, self._speeds.both / 2)
-        end_s = start_s + self._speeds.latency_s + nbytes / bytes_per_s
+            bytes_per_s = min(bytes_per_s, self.speeds.both / 2)
+        end_s = start_s + self.speeds.latency_s + nbytes / bytes_per_s
         self._free_s[lane] = end_s
         self.spans.append(Span(lane, name, start_s, end_s, nbytes, page))
         return end_s

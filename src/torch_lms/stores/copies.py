@@ -67,12 +67,22 @@ class Copy(Pending):
         with self._under_way:
             pass
 
-    def perform(self, index: int, file: SpillFile, bounce: Bytes) -> None:
-        """Move chunk ``index`` by way of ``bounce``: the page's own memory is not aligned enough for direct I/O."""
+    @property
+    def moved_bytes(self) -> int:
+        """Of a copy that has ended: 0 if it failed."""
+        return 0 if self._error is not None else self._slot.nbytes
+
+    def perform(self, index: int, file: SpillFile, bounce: Bytes) -> bool:
+        """Move chunk ``index`` by way of ``bounce``: the page's own memory is not aligned enough for direct I/O.
+
+        Returns:
+            Whether the copy has ended with it.
+        """
         try:
             self._try(index, file, bounce)
         finally:
-            self._end_chunk()  # not before the frame has ended that holds a part of the page
+            is_last = self._end_chunk()  # not before the frame has ended that holds a part of the page
+        return is_last
 
     def _try(self, index: int, file: SpillFile, bounce: Bytes) -> None:
         try:
@@ -99,16 +109,17 @@ class Copy(Pending):
     def _offset(self, index: int) -> int:
         return self._slot.offset + index * CHUNK_BYTES
 
-    def _end_chunk(self) -> None:
+    def _end_chunk(self) -> bool:
         with self._lock:
             self._chunks_left -= 1
             if self._chunks_left:
-                return
+                return False
         self.ended_s = time.perf_counter()
         self._memory = None
         self._after = []
         self._is_done = True
         self._under_way.release()
+        return True
 
 
 class Write(Copy):

@@ -84,6 +84,11 @@ class DiskStore(Store):
         with self._lock:
             return self._extents.used_bytes
 
+    @property
+    def bytes_per_s(self) -> tuple[float, float]:
+        """What was reached so far while pages were being written, and read; 0 before any."""
+        return self._writers.bytes_per_s, self._readers.bytes_per_s
+
     def reserve(self, nbytes: int) -> Slot:
         with self._lock:
             self._check_open()

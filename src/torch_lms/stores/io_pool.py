@@ -39,6 +39,9 @@ class IoPool:
 
     def __init__(self, file: SpillFile, threads: int, name: str) -> None:
         self._file = file
+        self._lock = threading.Lock()
+        self._moved_bytes = 0
+        self._busy_s = self._busy_until_s = 0.0
         # with chunks of copies; None: one thread less
         self._queue: SimpleQueue[tuple[Copy, int] | None] = SimpleQueue()
         # every thread's buffer is made here: a thread that died for want of one would leave its copies waiting forever
@@ -55,6 +58,11 @@ class IoPool:
             self.close()
             raise StoreError(f"no threads for the disk: {error}") from error
 
+    @property
+    def bytes_per_s(self) -> float:
+        """What was reached so far while copies were under way; 0 before any."""
+        return self._moved_bytes / self._busy_s if self._busy_s else 0.0
+
     def submit(self, copy: Copy) -> None:
         for index in range(copy.chunks):
             self._queue.put((copy, index))
@@ -69,6 +77,13 @@ class IoPool:
     def _serve(self, bounce: Bytes) -> None:
         while (chunk := self._queue.get()) is not None:
             copy, index = chunk
-            copy.perform(index, self._file, bounce)
+            if copy.perform(index, self._file, bounce):
+                self._count(copy)
             # held on to until the next chunk comes, they would keep the page's memory
             del chunk, copy
+
+    def _count(self, copy: Copy) -> None:
+        with self._lock:
+            self._moved_bytes += copy.moved_bytes
+            self._busy_s += max(0.0, copy.ended_s - max(copy.began_s, self._busy_until_s))
+            self._busy_until_s = max(self._busy_until_s, copy.ended_s)
