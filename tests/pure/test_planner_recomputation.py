@@ -31,6 +31,14 @@ def test_what_died_is_recomputed_on_the_way() -> None:
     assert recomputation(trace, 2, 2) == Recomputation(2, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=10)
 
 
+def test_what_is_made_on_the_way_is_there_until_its_last_use() -> None:
+    chain = [Op([0], [1]), Op([1], [2]), Op([2], [3]), Op([3], [4]), Op([4], [5]), IDLE, Op([4])]
+    expected = Recomputation(4, 4, 6, ops=(0, 1, 2, 3), inputs=(0,), extra_bytes=10)
+    assert recomputation(traced(chain), 4, 4) == expected
+    joined = [Op([0], [1]), Op([1], [2]), Op([2], [3]), Op([1, 3], [4]), Op([4], [5]), IDLE, Op([4])]
+    assert recomputation(traced(joined), 4, 4) == expected._replace(extra_bytes=20)
+
+
 def test_what_was_written_since_is_not_taken_for_what_it_was() -> None:
     parameter_updated = traced([Op([0], [1]), Op([1]), IDLE, Op([0], writes=[0]), Op([1])])
     assert recomputation(parameter_updated, 1, 1) is None

@@ -8,8 +8,7 @@ from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
 _MAX_OPS = 32
-"""Operations of one recomputation, at most: what they create on the way is on the device at the same time. No record
-says how 32 was chosen."""
+"""Operations of one recomputation, at most. No record says how 32 was chosen."""
 
 
 class Producers:
@@ -70,15 +69,28 @@ class Producers:
                         waiting.append((other, writes_before))
         if inputs & recomputed.keys():
             return None
-        on_the_way = {page for op in ops for page in (*trace.ops[op].creates, *trace.ops[op].writes)} - {gap.page}
+        in_order = tuple(sorted(ops))
         return Recomputation(
             gap.page,
             gap.after,
             gap.before,
-            tuple(sorted(ops)),
+            in_order,
             tuple(sorted(inputs)),
-            sum(trace.pages[page].nbytes for page in on_the_way),
+            max(0, self._most_at_once(in_order, gap.page) - gap.nbytes),
         )
+
+    def _most_at_once(self, ops: tuple[int, ...], target: int) -> int:
+        """The most bytes of what ``ops`` create, at once, when they run again. A page is there until the last operation
+        that uses it; ``target`` stays.
+        """
+        last_use = {page: op for op in ops for page in (*self._trace.ops[op].pages, *self._trace.ops[op].creates)}
+        there: set[int] = set()
+        most = 0
+        for op in ops:
+            there.update(self._trace.ops[op].creates)
+            most = max(most, sum(self._trace.pages[page].nbytes for page in there))
+            there = {page for page in there if page == target or last_use[page] > op}
+        return most
 
     def _is_unchanged(self, page: int, writes: int, before: int) -> bool:
         """Whether ``page`` still holds, at the operation ``before``, what it held after so many ``writes``."""

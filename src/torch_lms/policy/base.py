@@ -35,7 +35,7 @@ class Recipe(NamedTuple):
     Attributes:
         page: the page.
         inputs: pages that the recomputation reads, as they are now.
-        extra_bytes: needed meanwhile, beside inputs and page.
+        extra_bytes: needed meanwhile, beside the inputs and the bytes of the page.
         ops: the operations of the step that compute it, by their position.
         number: among the recomputations of the plan that has it; -1 without one.
     """

@@ -20,7 +20,7 @@ class Recomputation(NamedTuple):
         before: the operation that needs it again.
         ops: the operations that compute it, in order.
         inputs: pages that these read, as they are before ``before``.
-        extra_bytes: bytes of the intermediate results.
+        extra_bytes: by which the intermediate results, while they are there, exceed the page.
     """
 
     page: int

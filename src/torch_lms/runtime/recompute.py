@@ -28,10 +28,16 @@ class _Program:
     storages: dict[PageId, torch.UntypedStorage]
 
     def run(self) -> torch.UntypedStorage:
-        """The page's content, in memory of its own."""
+        """The page's content, in memory of its own. What is made on the way is freed after its last use."""
+        last_use: dict[PageId, int] = {}
+        for position, call in enumerate(self.calls):
+            last_use.update((entry.page, position) for entry in call.pages)
+            last_use.update((view.entry.page, position) for _, view in call.results)
         storages = dict(self.storages)
-        for call in self.calls:
+        for position, call in enumerate(self.calls):
             call.repeat(storages)
+            for page in [page for page, last in last_use.items() if last == position and page != self.target]:
+                del storages[page]
         return storages[self.target]
 
 
