@@ -14,9 +14,7 @@ _FIGURES = ("mem_get_info", "memory_reserved", "memory_allocated")
 """What the module of an accelerator has to have."""
 
 _MIN_MARGIN = 256 << 20
-"""Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments. Where there is
-little, half is left to pages.
-"""
+"""Kept free for what is not a page: workspaces of operations, small tensors, the allocator's fragments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class AutoLimit:
 
 def margin(whole: int) -> int:
     """Bytes to leave free of ``whole``."""
-    return max(min(_MIN_MARGIN, whole // 2), int(whole * _MARGIN_SHARE))
+    return max(_MIN_MARGIN, int(whole * _MARGIN_SHARE))
 
 
 def tells_memory(device: torch.device) -> bool:
@@ -51,7 +49,8 @@ def _of_host() -> AutoLimit:
     memory = read_host_memory()
     name, free = memory.binding()
     wholes = {"RLIMIT_DATA": memory.rlimit_data, "RLIMIT_AS": memory.rlimit_as, "cgroup limit": memory.cgroup_limit}
-    return AutoLimit(max(0, free - margin(free)), name, wholes.get(name) or memory.total)
+    kept = min(margin(free), free // 2)  # where there is little, half is left to pages
+    return AutoLimit(free - kept, name, wholes.get(name) or memory.total)
 
 
 def _of_accelerator(device: torch.device) -> AutoLimit:
