@@ -74,3 +74,8 @@ def random_training(seed: int) -> Trace:
     dice = random.Random(seed)
     count = dice.randint(4, 12)
     return training([dice.randint(5, 60) for _ in range(count + 1)], [dice.randint(1, 40) for _ in range(count)])
+
+
+def repeatable(trace: Trace) -> Trace:
+    """The same step, of which all but the updates can be repeated."""
+    return Trace(trace.pages, tuple(op._replace(is_repeatable=op.name != "update") for op in trace.ops))

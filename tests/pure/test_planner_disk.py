@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from made_traces import random_training
+from made_traces import random_training, repeatable
 
 from torch_lms.planner import make_plan, planned_with
 from torch_lms.policy import Planned
@@ -12,11 +12,6 @@ from torch_lms.sim import LinkSpeeds, Simulator
 from torch_lms.trace import Trace, demand_curve
 
 LINKS = LinkSpeeds(d2h=100.0, h2d=100.0, disk_write=4.0, disk_read=4.0)
-
-
-def repeatable(trace: Trace) -> Trace:
-    """The same step, of which all but the updates can be repeated."""
-    return Trace(trace.pages, tuple(op._replace(is_repeatable=op.name != "update") for op in trace.ops))
 
 
 def step_s(trace: Trace, limit: int, host_bytes: int, known_bytes: float) -> float:

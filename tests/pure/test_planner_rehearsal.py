@@ -3,7 +3,7 @@
 from math import inf
 
 import pytest
-from made_traces import random_training
+from made_traces import random_training, repeatable
 
 from torch_lms.planner import Rules, Speeds, Walker, choose
 from torch_lms.planner.headroom import Headroom
@@ -14,11 +14,6 @@ from torch_lms.policy import Plan, Planned
 from torch_lms.residency import Tier
 from torch_lms.sim import LinkSpeeds, Simulator
 from torch_lms.trace import Trace, demand_curve
-
-
-def repeatable(trace: Trace) -> Trace:
-    """The same step, of which all but the updates can be repeated."""
-    return Trace(trace.pages, tuple(op._replace(is_repeatable=op.name != "update") for op in trace.ops))
 
 
 def simulated(plan: Plan, speeds: Speeds) -> Rehearsed:

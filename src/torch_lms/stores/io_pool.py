@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from torch_lms.errors import StoreError
 from torch_lms.stores.copies import CHUNK_BYTES, Copy
 from torch_lms.stores.spill_file import Bytes, SpillFile, aligned_buffer
+from torch_lms.timeline import Lane, Link, Span
 
 
 class IoThread(threading.Thread):
@@ -39,9 +40,9 @@ class IoPool:
 
     def __init__(self, file: SpillFile, threads: int, name: str) -> None:
         self._file = file
+        self._name = name
         self._lock = threading.Lock()
-        self._moved_bytes = 0
-        self._busy_s = self._busy_until_s = 0.0
+        self._link = Link()
         # with chunks of copies; None: one thread less
         self._queue: SimpleQueue[tuple[Copy, int] | None] = SimpleQueue()
         # every thread's buffer is made here: a thread that died for want of one would leave its copies waiting forever
@@ -61,7 +62,7 @@ class IoPool:
     @property
     def bytes_per_s(self) -> float:
         """What was reached so far while copies were under way; 0 before any."""
-        return self._moved_bytes / self._busy_s if self._busy_s else 0.0
+        return self._link.bytes_per_s
 
     def submit(self, copy: Copy) -> None:
         for index in range(copy.chunks):
@@ -84,6 +85,4 @@ class IoPool:
 
     def _count(self, copy: Copy) -> None:
         with self._lock:
-            self._moved_bytes += copy.moved_bytes
-            self._busy_s += max(0.0, copy.ended_s - max(copy.began_s, self._busy_until_s))
-            self._busy_until_s = max(self._busy_until_s, copy.ended_s)
+            self._link.add(Span(Lane.DISK, self._name, copy.began_s, copy.ended_s, copy.moved_bytes))
