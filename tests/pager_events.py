@@ -26,6 +26,14 @@ class Created(NamedTuple):
     unpageable: str = ""
 
 
+class FoundInFile(NamedTuple):
+    page: PageId
+
+
+class FilesForgotten(NamedTuple):
+    pass
+
+
 class Died(NamedTuple):
     page: PageId
 
@@ -77,6 +85,8 @@ Event = (
     OpBegins
     | OpEnds
     | Created
+    | FoundInFile
+    | FilesForgotten
     | Died
     | TransfersDone
     | Exported
@@ -100,6 +110,10 @@ def tell(engine: Engine, event: Event) -> None:
             engine.op_ends(*event)
         case Created():
             engine.created(*event)
+        case FoundInFile():
+            engine.found_in_file(*event)
+        case FilesForgotten():
+            engine.forget_files()
         case Died():
             engine.died(*event)
         case Exported():

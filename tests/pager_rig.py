@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from pager_events import Created, Died, Event, OpBegins, OpEnds, Resized, tell
+from pager_events import Created, Died, Event, FoundInFile, OpBegins, OpEnds, Resized, tell
 
 from torch_lms.engine import Engine, Spent
 from torch_lms.errors import StoreError
@@ -228,6 +228,12 @@ class Rig:
         """A storage is made and written."""
         self.truth[page] = self.device[page] = 0
         self.tell(Created(page, nbytes, unpageable))
+
+    def load(self, page: PageId, nbytes: int) -> None:
+        """A storage is made from a file."""
+        self.create(page, nbytes)
+        self.lower[page] = LowerCopy(Tier.FILE, 0, complete=True)
+        self.tell(FoundInFile(page))
 
     def write(self, pages: Iterable[PageId]) -> None:
         """The program writes resident pages."""

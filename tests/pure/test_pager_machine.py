@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pager_events import (
     Created,
     Exported,
+    FilesForgotten,
     Invalidated,
     LimitChanged,
     OpBegins,
@@ -142,6 +143,16 @@ class PagerMachine(RuleBasedStateMachine):
         if unpageable:
             self.exported.add(self.next_page)
         self.next_page += 1
+
+    @rule(nbytes=SIZES)
+    def load(self, nbytes: int) -> None:
+        self.rig.load(self.next_page, nbytes)
+        self.next_page += 1
+
+    @rule(faults=FAULTS)
+    def files_are_forgotten(self, faults: dict[int, str]) -> None:
+        with self.faults(faults):
+            self.rig.tell(FilesForgotten())
 
     @precondition(lambda self: len(self.running) < 3)
     @rule(

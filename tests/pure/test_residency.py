@@ -60,7 +60,7 @@ def name_of(value: object) -> str | None:
 @pytest.mark.parametrize(("state", "trigger"), LEGAL, ids=name_of)
 def test_legal_transition(book: Book, state: State, trigger: Trigger) -> None:
     page = page_in(book, state)
-    tier = Tier.HOST if trigger is Trigger.START_EVICT else page.tier
+    tier = Tier.HOST if trigger in (Trigger.START_EVICT, Trigger.FIND_COPY) else page.tier
     book.apply(page, trigger, tier)
     after = TRANSITIONS[state, trigger]
     assert page.state is after

@@ -1,5 +1,6 @@
 """What is loaded on the CPU has memory of its own, though its storages refuse to be resized: it is paged (N12)."""
 
+import os
 import sys
 import weakref
 from typing import Any, cast
@@ -11,8 +12,20 @@ from torch_lms.capture.patches import Call, Patches
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.tensors import storage_of
 
-_Parts = dict[tuple[int, int], "weakref.ref[torch.UntypedStorage]"]
-"""Storages by their first and last byte in a file."""
+
+class _Mapped:
+    """A file that is mapped.
+
+    Args:
+        file: the same as the owner of the pages knows it.
+
+    Attributes:
+        parts: of it, by their first and last byte.
+    """
+
+    def __init__(self, file: object) -> None:
+        self.file = file
+        self.parts: dict[tuple[int, int], weakref.ref[torch.UntypedStorage]] = {}
 
 
 class Loading:
@@ -25,7 +38,7 @@ class Loading:
 
     def __init__(self, owner: PageOwner) -> None:
         self._owner = owner
-        self._files: weakref.WeakKeyDictionary[torch.UntypedStorage, _Parts] = weakref.WeakKeyDictionary()
+        self._files: weakref.WeakKeyDictionary[torch.UntypedStorage, _Mapped] = weakref.WeakKeyDictionary()
 
     def install(self, patches: Patches) -> None:
         """Add to ``patches`` what makes such storages."""
@@ -34,9 +47,10 @@ class Loading:
 
     def part(self, call: Call, storage: torch.UntypedStorage, place: slice) -> torch.UntypedStorage | None:
         """A part of a mapped file, which ``call`` makes: the same each time while it lives. None of other storages."""
-        parts = self._files.get(storage)
-        if parts is None:
+        mapped = self._files.get(storage)
+        if mapped is None:
             return None
+        parts = mapped.parts
         first, last, _ = place.indices(storage_nbytes(storage))
         known = parts.get((first, last))
         part = None if known is None else known()
@@ -46,7 +60,7 @@ class Loading:
             return None
         part = cast(torch.UntypedStorage, call(storage, place))
         parts[first, last] = weakref.ref(part)
-        self._owner.owns(part)
+        self._owner.owns(part, mapped.file, first)
         return part
 
     def _mapping(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,7 +68,7 @@ class Loading:
         storage = call(*args, **kwargs)
         is_shared = kwargs.get("shared", args[1] if len(args) > 1 else False)
         if not is_shared and _is_of_a_loader(sys._getframe(2)):  # frames 0 and 1 are this and `Patched.__call__`
-            self._files[storage] = {}
+            self._files[storage] = _Mapped(self._owner.open_file(os.fspath(args[0] if args else kwargs["filename"])))
         return storage
 
     def _reading_record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

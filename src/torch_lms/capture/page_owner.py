@@ -112,8 +112,18 @@ class PageOwner(ABC):
         """
 
     @abstractmethod
-    def owns(self, storage: torch.UntypedStorage) -> None:
-        """Nobody else has the memory of ``storage``, even if it refuses to be resized."""
+    def owns(self, storage: torch.UntypedStorage, file: object = None, offset: int = 0) -> None:
+        """Nobody else has the memory of ``storage``, even if it refuses to be resized.
+
+        Args:
+            storage: any.
+            file: that has its bytes from ``offset`` on, as ``open_file`` gave it.
+            offset: see ``file``.
+        """
+
+    @abstractmethod
+    def open_file(self, path: str) -> object:
+        """A file that tensors are loaded from, as long as one of them lives; None if pages cannot be read from it."""
 
     @abstractmethod
     def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
@@ -127,7 +137,7 @@ class PageOwner(ABC):
 
     @abstractmethod
     def retyped(self, tensor: torch.Tensor) -> None:
-        """``tensor`` shows a storage that other tensors show as another type."""
+        """``tensor`` shows a storage that other tensors show as another type, and that may have grown for it."""
 
     @abstractmethod
     def invalidate(self, entries: list[Entry]) -> None:
@@ -196,8 +206,8 @@ class PageOwner(ABC):
         """Inside, this thread's operations pass unseen, and their results are no pages."""
 
     @abstractmethod
-    def keeping(self) -> AbstractContextManager[None]:
-        """Inside, what this thread makes stays on the device."""
+    def keeping(self, may_write: bool) -> AbstractContextManager[None]:
+        """Inside, pages that this thread makes stay on the device. ``may_write``: they may be written unseen."""
 
     @abstractmethod
     def resized(self, entry: Entry) -> None:

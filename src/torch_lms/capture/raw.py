@@ -200,7 +200,7 @@ class RawPatches:
         owners = [part for part in _parts((*args, *kwargs.values())) if isinstance(part, _OWNERS)]
         if not owners:
             return call(*args, **kwargs)
-        with self._touching(self._known(owners), written=False), self._told.keeping():
+        with self._touching(self._known(owners), written=False), self._told.keeping(may_write=False):
             return call(*args, **kwargs)
 
     def _exporting(self, reason: str) -> Around:
@@ -336,7 +336,7 @@ class RawPatches:
         entries = self._known(values)
         changed = self._known(written)
         unchanged = [entry for entry in entries if entry not in changed]
-        with self._touching(unchanged, written=False), self._touching(changed, written=True), self._told.keeping():
+        with self._touching(unchanged, written=False), self._touching(changed, written=True), self._told.keeping(True):
             yield
 
     @contextmanager

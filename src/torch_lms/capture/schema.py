@@ -25,6 +25,9 @@ _UNDECLARED_WRITES: dict[str, tuple[str, ...]] = {
 """Arguments that an operator writes although its schema does not say so. A test compares the bytes of every argument
 before and after; those of CUDA and ROCm are listed on suspicion, which costs a copy at most."""
 
+_WRITES_NO_BYTES = frozenset({"aten::set_"})
+"""Operators whose schema has them write, but which give a tensor another storage, and touch no byte of either."""
+
 _UNDECLARED_VIEWS = frozenset(
     {
         "aten::_unsafe_view",
@@ -205,7 +208,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
     return OpInfo(
         name=f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name,
         view=is_view,
-        writes=tuple(writes),
+        writes=() if schema.name in _WRITES_NO_BYTES else tuple(writes),
         creates=is_made_of_others or (has_new_result and not is_view),
         empty=schema.name in _EMPTY,
         seeded=torch.Tag.nondeterministic_seeded in func.tags,

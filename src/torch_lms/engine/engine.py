@@ -198,6 +198,14 @@ class Engine:
         self.pager.created(page, nbytes, unpageable, is_found=is_found)
         self._backend.use((page,))
 
+    def found_in_file(self, page: PageId) -> None:
+        """``page``, which has just been created, was loaded from a file, and is in it as it is."""
+        self.pager.found_in_file(page)
+
+    def forget_files(self) -> None:
+        """Pages may be written unseen from now on: none is taken to be as in its file any more."""
+        self._tell(self.pager.files_forgotten())
+
     def died(self, page: PageId) -> None:
         """The storage of ``page`` is gone."""
         if self.record is not None:
@@ -486,7 +494,7 @@ class Engine:
     def can_take_fast_path(self) -> bool:
         """Whether nothing is away, and nothing need be evicted in a step like one of the last."""
         ledger = self.pager.book.ledger
-        is_away = ledger.host or ledger.disk or self.pager.recipes
+        is_away = ledger.host or ledger.disk or ledger.device < ledger.live
         return self.is_roomy and not is_away and max(self._demands, default=0) <= self.pager.limit
 
     @property

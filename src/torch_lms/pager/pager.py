@@ -102,6 +102,17 @@ class Pager:
         """
         self.book.add(page_id, nbytes, unpageable, self.view.tick, is_found=is_found)
 
+    def found_in_file(self, page_id: PageId) -> None:
+        """The page was loaded from a file, and is in it as it is. This calls for no action."""
+        self.book.apply(self.book[page_id], Trigger.FIND_COPY, Tier.FILE)
+
+    def files_forgotten(self) -> Iterable[Action]:
+        """Pages may be written unseen from now on: none is taken to be as in its file any more."""
+        if not self.book.ledger.file:
+            return ()
+        pages = [page.id for page in self.book if page.tier is Tier.FILE]
+        return tuple(Discard(page, tier) for page, tier in self.book.write(pages))
+
     def died(self, page_id: PageId) -> Iterable[Action]:
         """The storage of the page is gone."""
         page = self.book[page_id]

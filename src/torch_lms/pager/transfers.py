@@ -51,21 +51,17 @@ class Transfers:
         self.refused: dict[tuple[PageId, Tier | None], str] = {}
         self._book = book
 
-    def held(self, tier: Tier) -> int:
-        """Bytes that occupy ``tier``."""
-        ledger = self._book.ledger
-        return ledger.host if tier is Tier.HOST else ledger.disk
-
     # -- eviction ----------------------------------------------------------------------------------------------------
 
     def start_evict(self, page: Page) -> Trial:
         """Try the tiers in turn, nearest first; whether a copy is under way."""
+        ledger = self._book.ledger
         for tier, capacity in self.tiers.items():
             if (page.id, tier) in self.refused:
                 continue
-            if self.held(tier) + page.nbytes > capacity:
-                yield from self.discard(self._superfluous(tier, self.held(tier) + page.nbytes - capacity))
-            if self.held(tier) + page.nbytes > capacity:
+            if ledger.held(tier) + page.nbytes > capacity:
+                yield from self.discard(self._superfluous(tier, ledger.held(tier) + page.nbytes - capacity))
+            if ledger.held(tier) + page.nbytes > capacity:
                 continue
             self._book.apply(page, Trigger.START_EVICT, tier)
             try:

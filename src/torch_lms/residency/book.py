@@ -16,6 +16,7 @@ class Ledger:
         device: occupied on the device by pages, those under way included.
         live: of all living pages, wherever they are: what the device would hold without paging.
         host, disk: occupied in the lower tiers.
+        file: of pages that are in the files from which they were loaded.
         peak_device, peak_live: the most ``device`` and ``live`` have been since they were last reset.
     """
 
@@ -23,6 +24,7 @@ class Ledger:
     live: int = 0
     host: int = 0
     disk: int = 0
+    file: int = 0
     peak_device: int = 0
     peak_live: int = 0
 
@@ -52,6 +54,12 @@ class Ledger:
         """Undo ``add``; the peaks stay."""
         self.device -= nbytes
         self.live -= nbytes
+
+    def held(self, tier: Tier) -> int:
+        """Bytes in a lower tier."""
+        if tier is Tier.HOST:
+            return self.host
+        return self.disk if tier is Tier.DISK else self.file
 
 
 class Book:
@@ -112,7 +120,7 @@ class Book:
         return page
 
     def apply(self, page: Page, trigger: Trigger, tier: Tier | None = None) -> None:
-        """Take ``page`` through ``trigger``; ``tier`` is where an eviction that starts goes.
+        """Take ``page`` through ``trigger``; ``tier`` is where an eviction that starts goes, or a copy is found.
 
         Raises:
             InvalidTransition: its state does not allow it; nothing changed.
@@ -124,7 +132,7 @@ class Book:
             raise InvalidTransition(
                 f"{page.story}: '{trigger.value}' is not possible while '{before.value}' (possible: {legal})"
             )
-        if trigger is Trigger.START_EVICT:
+        if tier is not None:
             page.tier = tier
         self._count(page, before, state)
         page.remember(trigger.value)
@@ -181,6 +189,8 @@ class Book:
             ledger.host += lower
         elif page.tier is Tier.DISK:
             ledger.disk += lower
+        elif page.tier is Tier.FILE:
+            ledger.file += lower
         if state is State.DEAD:
             ledger.live -= page.nbytes
         if device > 0:
@@ -284,11 +294,10 @@ class Book:
         """
         device = sum(p.nbytes for p in self if p.state.on_device)
         live = sum(p.nbytes for p in self)
-        host = sum(p.nbytes for p in self if p.state.in_lower_tier and p.tier is Tier.HOST)
-        disk = sum(p.nbytes for p in self if p.state.in_lower_tier and p.tier is Tier.DISK)
+        lower = {t: sum(p.nbytes for p in self if p.state.in_lower_tier and p.tier is t) for t in Tier}
         ledger = self.ledger
-        if (device, live, host, disk) != (ledger.device, ledger.live, ledger.host, ledger.disk):
-            raise InvariantError(f"the ledger says {ledger}, its pages device={device} live={live} {host=} {disk=}")
+        if (device, live, lower) != (ledger.device, ledger.live, {tier: ledger.held(tier) for tier in Tier}):
+            raise InvariantError(f"the ledger says {ledger}, its pages {device=} {live=} {lower=}")
         for page in self:
             self._validate_page(page)
         self._validate_candidates()

@@ -17,6 +17,8 @@ class Tier(Enum):
 
     HOST = "host"
     DISK = "disk"
+    FILE = "file"
+    """That the program loaded them from: they are read there, and never written."""
 
 
 @dataclass(slots=True, eq=False)

@@ -64,6 +64,7 @@ class Trigger(Enum):
     START_FETCH = "start fetch"
     FINISH_FETCH = "finish fetch"
     FAIL_FETCH = "fail fetch"
+    FIND_COPY = "find copy"
     WRITE = "write"
     DROP = "drop"
     RECOMPUTE = "recompute"
@@ -72,6 +73,7 @@ class Trigger(Enum):
 
 TRANSITIONS: dict[tuple[State, Trigger], State] = {
     (State.RESIDENT, Trigger.START_EVICT): State.EVICTING,
+    (State.RESIDENT, Trigger.FIND_COPY): State.CLEAN,
     (State.RESIDENT, Trigger.DROP): State.DROPPED,
     (State.RESIDENT, Trigger.DIE): State.DEAD,
     (State.CLEAN, Trigger.WRITE): State.RESIDENT,

@@ -30,6 +30,7 @@ from torch_lms.runtime.limits import auto_limit, tells_memory
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.plans_beside import new_planner
 from torch_lms.runtime.recompute import Recomputer
+from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.timeline import Span
 
 
@@ -83,6 +84,11 @@ class DeviceBackend:
         """``entry`` is a page of this device from now on: see ``Engine.created``."""
         self._entries[entry.page] = entry
         self.engine.created(entry.page, entry.nbytes, unpageable, is_found=is_found)
+
+    def found_in_file(self, entry: Entry, file: LoadedFile, offset: int) -> None:
+        """``entry``, which has just been added, was loaded from ``file``, and is there from ``offset`` on."""
+        self.executor.found_in_file(entry, file, offset)
+        self.engine.found_in_file(entry.page)
 
     def remove(self, entry: Entry) -> None:
         """The storage of ``entry`` died, or is no page any more."""

@@ -45,6 +45,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         },
         host_bytes=sum(ledger.host for ledger in ledgers),
         disk_bytes=sum(ledger.disk for ledger in ledgers),
+        file_bytes=sum(ledger.file for ledger in ledgers),
         policy=policy,
         planned_steps=sum(cache.planned_steps for cache in plans),
         diverged_steps=sum(cache.diverged_steps for cache in plans),

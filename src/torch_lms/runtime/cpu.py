@@ -13,9 +13,10 @@ from torch_lms.errors import StoreError
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock
 from torch_lms.runtime.executor import Executor, empty_storage, fill_storage, memory_of
-from torch_lms.runtime.malloc import Heap, is_address_space_limited, trim
+from torch_lms.runtime.malloc import Heap, is_address_space_limited, trim, unload
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
+from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.timeline import Lane, Span
 
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "Cannot allocate memory")
@@ -25,7 +26,9 @@ _FAILED_IN_ONEDNN = ("could not create a primitive", "could not execute a primit
 
 @dataclass(slots=True)
 class _Copy:
-    """A page's place on disk; ``pending`` and ``storage`` are set while it is under way."""
+    """A page's place on disk, or in the file that it was loaded from. ``pending`` and ``storage`` are set while it is
+    under way.
+    """
 
     slot: Slot
     pending: Pending | None = None
@@ -47,6 +50,7 @@ class CpuExecutor(Executor):
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}
+        self._mapped: set[PageId] = set()  # on memory that shows a file
         self._heap = Heap() if is_address_space_limited() else None  # else nothing is changed before a page leaves
 
     @property
@@ -56,6 +60,10 @@ class CpuExecutor(Executor):
 
     def forget_marks(self) -> None:
         """There are none: what the program asked for is done."""
+
+    def found_in_file(self, entry: Entry, file: LoadedFile, offset: int) -> None:
+        self._copies[entry.page] = _Copy(self._disk.adopt(file, offset, entry.nbytes))
+        self._mapped.add(entry.page)
 
     def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
         if self._heap is None:
@@ -72,8 +80,12 @@ class CpuExecutor(Executor):
 
     def release(self, entry: Entry) -> None:
         storage = entry()
-        if storage is not None:
-            empty_storage(storage)
+        if storage is None:
+            return
+        if entry.page in self._mapped:  # which stays mapped as long as another part of the file is in use
+            self._mapped.remove(entry.page)
+            unload(memory_of(storage))
+        empty_storage(storage)
 
     def start_fetch(self, entry: Entry) -> None:
         copy, storage = self._copies.get(entry.page), entry()
@@ -114,7 +126,7 @@ class CpuExecutor(Executor):
             self._heap.grows(new_bytes, resident_bytes, limit)
 
     def forget(self, entry: Entry) -> None:
-        """Nothing is kept of a page without a lower copy."""
+        self._mapped.discard(entry.page)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         words = str(error)

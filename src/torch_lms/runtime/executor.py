@@ -11,6 +11,7 @@ import torch
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock, Mark
+from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.timeline import Span
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
@@ -60,6 +61,10 @@ class Executor(ABC):
     @abstractmethod
     def forget_marks(self) -> None:
         """Pages were used without a tick since the last mark."""
+
+    def found_in_file(self, entry: Entry, file: LoadedFile, offset: int) -> None:
+        """The page was loaded from ``file``, and is there from ``offset`` on: that is its lower copy."""
+        raise NotImplementedError
 
     @abstractmethod
     def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:

@@ -15,13 +15,14 @@ class Progress(NamedTuple):
     """Moves that the books do not know of yet.
 
     Attributes:
-        resident, host, disk: bytes of pages in each tier now.
+        resident, host, disk, file: bytes of pages in each tier now.
         counts: of the moves.
     """
 
     resident: int
     host: int
     disk: int
+    file: int
     counts: Counts
 
 
@@ -90,6 +91,8 @@ class FastPath:
     def open_if_all_fits(self) -> None:
         """A step ended: open if every page is on the device, and a step like the last would fit; else close."""
         if all(backend.engine.can_take_fast_path for backend in self._table.backends):
+            for backend in self._table.backends:
+                backend.engine.forget_files()
             self.is_open = True
             self._has_opened()
         else:

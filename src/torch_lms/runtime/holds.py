@@ -25,17 +25,19 @@ class Loan(weakref.ref[Any]):
 
 @dataclass(frozen=True)
 class _Hold:
-    """``pages`` of ``engine`` stay until ``is_over()``."""
+    """``pages`` of ``engine`` stay until ``is_over()``; then ``written`` may have been."""
 
     is_over: Callable[[], bool]
     engine: Engine
     pages: tuple[PageId, ...]
+    written: tuple[PageId, ...]
 
 
 @dataclass(slots=True)
 class _Keeping:
     """A block of one thread in which what it makes stays on the device, until the block is over."""
 
+    may_write: bool
     is_over: bool = False
 
 
@@ -53,12 +55,12 @@ class Holds:
         self._holds: list[_Hold] = []
         self.keepers: dict[int, _Keeping] = {}
 
-    def hold(self, group: Group, is_over: Callable[[], bool]) -> None:
+    def hold(self, group: Group, is_over: Callable[[], bool], may_write: bool = True) -> None:
         """The pages stay until ``is_over()``, and may be written until then."""
         backend, entries = group
         pages = pages_of(entries)
         backend.engine.pinned(pages)
-        self._holds.append(_Hold(is_over, backend.engine, pages))
+        self._holds.append(_Hold(is_over, backend.engine, pages, pages if may_write else ()))
 
     def lend(self, group: Group, borrower: object) -> None:
         """The pages stay until ``borrower`` has died, and may be written until then."""
@@ -70,10 +72,10 @@ class Holds:
         self.loans.add(loan)
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Inside, what this thread makes stays on its device (see ``keep_if_asked``)."""
+    def keeping(self, may_write: bool) -> Iterator[None]:
+        """Inside, what this thread makes stays on its device (see ``keep_if_asked``), and may be written if it says."""
         thread = get_ident()
-        inside = _Keeping()
+        inside = _Keeping(may_write)
         before = self.keepers.get(thread)
         self.keepers[thread] = inside
         try:
@@ -88,10 +90,10 @@ class Holds:
         """The calling thread has made the pages: hold them if it is inside ``keeping``."""
         inside = self.keepers.get(get_ident())
         if inside is not None:
-            self.hold(group, lambda: inside.is_over)
+            self.hold(group, lambda: inside.is_over, inside.may_write)
 
     def release(self) -> None:
-        """Let go of what nobody needs any more. All of it may have been written."""
+        """Let go of what nobody needs any more."""
         while self._returned:
             loan = self._returned.popleft()
             self.loans.discard(loan)
@@ -100,4 +102,4 @@ class Holds:
             ended = [hold for hold in self._holds if hold.is_over()]
             self._holds = [hold for hold in self._holds if hold not in ended]
             for hold in ended:
-                hold.engine.unpinned(hold.pages, hold.pages)
+                hold.engine.unpinned(hold.pages, hold.written)

@@ -9,6 +9,7 @@ import torch
 from torch_lms.runtime.limits import auto_limit
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MADV_DONTNEED = 4
 _THRESHOLD_BYTES = 1 << 20
 """By itself glibc raises it to 32 MiB as blocks are freed. Smaller blocks then stay in its heaps, free but counted
 against RLIMIT_DATA: 350 of 720 MB at a step of the demo, which failed for it; with voxels of 3 mm and 4 MiB, 50 of 569.
@@ -30,6 +31,7 @@ def _libc() -> ctypes.CDLL | None:
         libc = ctypes.CDLL(None)
         libc.mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
         libc.malloc_trim.argtypes = [ctypes.c_size_t]
+        libc.madvise.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
     except (OSError, AttributeError):
         return None
     return libc
@@ -82,6 +84,19 @@ def trim() -> None:
     """Give all free memory of the heap back to the system now."""
     if _glibc is not None:
         _glibc.malloc_trim(0)
+
+
+def unload(memory: memoryview) -> None:
+    """Give back the memory behind a part of a private mapping of a file, of which nothing is needed any more. What
+    shares a page of the system with other parts stays.
+    """
+    if _glibc is None:
+        return
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    first = -(-address // _PAGE_BYTES) * _PAGE_BYTES
+    last = (address + memory.nbytes) // _PAGE_BYTES * _PAGE_BYTES
+    if last > first:
+        _glibc.madvise(first, last - first, _MADV_DONTNEED)
 
 
 def is_address_space_limited() -> bool:

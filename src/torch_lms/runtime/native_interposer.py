@@ -126,13 +126,13 @@ class NativeFastPath(FastPath):
         if cursor is None:
             return
         pager, ledger = engine.pager, engine.pager.book.ledger
-        self._tiers = list(pager.tiers)
+        tiers = {**pager.tiers, Tier.FILE: 0}  # into which nothing is evicted
+        self._tiers = list(tiers)
         states = _changed(pager, self._tiers)
         if backend.executor.has_streams:
             self._tell_streams(backend, [page for page, *_ in states])
             self._since = backend.mark()
         self._tick = pager.view.tick
-        held = {Tier.HOST: ledger.host, Tier.DISK: ledger.disk}
         self._dropped = list(pager.recipes.values())
         self._native.follow(
             self._plan_of(cursor.plan),
@@ -140,7 +140,7 @@ class NativeFastPath(FastPath):
             cursor.position,
             index_of(backend.device),
             (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
-            [(held[tier], capacity) for tier, capacity in pager.tiers.items()],
+            [(ledger.held(tier), capacity) for tier, capacity in tiers.items()],
             states,
             cursor.take_newly_bound(),
             (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
@@ -206,8 +206,9 @@ class NativeFastPath(FastPath):
             self._tell_streams(backend, list(moved))
             return True
 
-        levels = resident, *self._lower(held)
-        halt = Halt(Stretch(journaled, journal, self._since), self._tick + ops - 1, op, tuple(pages), *levels)
+        host, disk, _ = self._lower(held)
+        stretch = Stretch(journaled, journal, self._since)
+        halt = Halt(stretch, self._tick + ops - 1, op, tuple(pages), resident, host, disk)
         are_there = False
         try:
             are_there = engine.moves(halt, move)
@@ -289,10 +290,10 @@ class NativeFastPath(FastPath):
         resident, held, counts = found
         return Progress(resident, *self._lower(held), Counts(*counts))
 
-    def _lower(self, held: list[int]) -> tuple[int, int]:
-        """Bytes in host memory and on disk."""
+    def _lower(self, held: list[int]) -> tuple[int, int, int]:
+        """Bytes in host memory, on disk, and in files that were loaded."""
         by_tier = dict(zip(self._tiers, held, strict=False))
-        return by_tier.get(Tier.HOST, 0), by_tier.get(Tier.DISK, 0)
+        return by_tier.get(Tier.HOST, 0), by_tier.get(Tier.DISK, 0), by_tier[Tier.FILE]
 
     def _recipes(self, told: list[tuple[PageId, int, list[PageId], int]]) -> list[Recipe]:
         """Recipes of the plan that is followed, and of pages that were dropped before it was, maybe by another."""

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,12 +35,20 @@ from torch_lms.runtime.options import Options
 from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
 from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen, is_type_read_unseen
 from torch_lms.runtime.stats import Stats, Step
+from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.units import format_bytes
 
 _PIN_FIRST = (
     "What LMS does not see may find a tensor evicted, or write one that others depend on. Have it run inside "
     "`with torch_lms.pinned(tensor):`, which also counts as written what is pinned"
 )
+
+
+class _Place(NamedTuple):
+    """Where in a file the bytes of a storage are."""
+
+    file: LoadedFile
+    offset: int
 
 
 class Session(PageOwner):
@@ -71,7 +79,7 @@ class Session(PageOwner):
         self._lost: forks.LostPages | None = None
         self._new_executor = new_executor
         self._holds = Holds()
-        self._owned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._owned: weakref.WeakKeyDictionary[torch.UntypedStorage, _Place | None] = weakref.WeakKeyDictionary()
         self._interpose(found)
         self._default = self._table.default
         self._interrupts = Interrupts(self._interrupt)
@@ -130,8 +138,16 @@ class Session(PageOwner):
             return self._register(storage, tensor, is_new=is_new)
         return entry
 
-    def owns(self, storage: torch.UntypedStorage) -> None:
-        self._owned.add(storage)
+    def owns(self, storage: torch.UntypedStorage, file: object = None, offset: int = 0) -> None:
+        self._owned[storage] = _Place(file, offset) if isinstance(file, LoadedFile) else None
+
+    def open_file(self, path: str) -> LoadedFile | None:
+        if self.kind != "cpu":
+            return None
+        try:
+            return LoadedFile(path)
+        except OSError:  # whoever loads it will say so, if it matters
+            return None
 
     def may_be_page(self, dtype: torch.dtype, nbytes: int) -> bool:
         return nbytes >= self.min_size and not (self.kind == "cpu" and is_type_read_unseen(dtype, nbytes))
@@ -148,6 +164,9 @@ class Session(PageOwner):
             if entry is not None:
                 return entry
             is_owned = is_owned or isinstance(tensor, torch.nn.Parameter) or storage in self._owned
+            place = self._owned.get(storage)
+            if place is not None:  # on the fast path nobody sees that it is written
+                self.fast_path.close()
             if self.fast_path.is_open and not is_owned:
                 self._table.count_dead()
                 entry = self._table.add_young(storage)
@@ -155,6 +174,8 @@ class Session(PageOwner):
                 if not self.fast_path.take_over():
                     self._table.reap()
                 entry = self._table.add(storage, is_owned, is_found=not is_new)
+            if place is not None and not entry.engine.pager.book[entry.page].unpageable:
+                self._table.home(entry).found_in_file(entry, place.file, place.offset)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
             if self.fast_path.is_open and not self._table.is_roomy(entry.engine):
@@ -166,7 +187,11 @@ class Session(PageOwner):
 
     def retyped(self, tensor: torch.Tensor) -> None:
         entry = self._table.find(storage_of(tensor))
-        if entry is not None and is_read_unseen(tensor, entry.nbytes):
+        if entry is None:
+            return
+        if has_any_other_size([entry]):
+            self.resized(entry)
+        if is_read_unseen(tensor, entry.nbytes):
             self.export([entry], "read by PyTorch unseen")
 
     def invalidate(self, entries: list[Entry]) -> None:
@@ -343,9 +368,9 @@ class Session(PageOwner):
                 self._holds.lend(group, borrower)
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
+    def keeping(self, may_write: bool) -> Iterator[None]:
         try:
-            with self._holds.keeping():
+            with self._holds.keeping(may_write):
                 self._watch_all()
                 yield
         finally:
@@ -555,6 +580,7 @@ class Session(PageOwner):
                     resident_bytes=since.resident,
                     host_bytes=since.host,
                     disk_bytes=since.disk,
+                    file_bytes=since.file,
                     evictions=figures.evictions + since.counts.evictions,
                     evicted_bytes=figures.evicted_bytes + since.counts.evicted_bytes,
                     fetches=figures.fetches + since.counts.fetches,

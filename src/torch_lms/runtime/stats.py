@@ -51,6 +51,7 @@ class Stats:
         hidden_fraction: share of the time of all copies in which the program did not wait; 1 if none were made.
         link_bytes_per_s: achieved by the copies "out" and "in", while there were any.
         host_bytes, disk_bytes: in the lower tiers now.
+        file_bytes: in the files from which they were loaded, now; they need not be written to leave.
         planned_steps: steps that followed a plan to their end.
         diverged_steps: steps that followed none to their end, though there were plans.
         replans: plans made after the first, for other kinds of steps.
@@ -87,6 +88,7 @@ class Stats:
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)
     host_bytes: int = 0
     disk_bytes: int = 0
+    file_bytes: int = 0
     planned_steps: int = 0
     diverged_steps: int = 0
     replans: int = 0
@@ -116,6 +118,11 @@ class Stats:
         held = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in self.held_outputs.items())
         return [f"  outputs hold   {held}"]
 
+    @property
+    def _below(self) -> str:
+        below = f"in host memory {format_bytes(self.host_bytes)}, on disk {format_bytes(self.disk_bytes)}"
+        return below + (f", in loaded files {format_bytes(self.file_bytes)}" if self.file_bytes else "")
+
     def __str__(self) -> str:
         unpaged = ", ".join(f"{format_bytes(n)} {reason}" for reason, n in self.unpaged_bytes.items()) or "none"
         return "\n".join(
@@ -123,8 +130,7 @@ class Stats:
                 f"LMS ({self.policy}, {self.interposer}): {self.steps} steps, "
                 f"demand {format_bytes(self.demand_bytes)}, limit {format_bytes(self.limit_bytes)}",
                 f"  on the device  {format_bytes(self.resident_bytes)} (at most "
-                f"{format_bytes(self.peak_resident_bytes)}), in host memory {format_bytes(self.host_bytes)}, "
-                f"on disk {format_bytes(self.disk_bytes)}",
+                f"{format_bytes(self.peak_resident_bytes)}), {self._below}",
                 *self._of_allocator(),
                 f"  evicted        {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
                 f"{self.clean_drops} more without a copy",

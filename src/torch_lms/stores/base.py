@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """Room for one page in a store. ``offset`` and ``length`` (rounded up to the store's grain) are in bytes."""
+    """Room for one page in a store, equal to itself alone. ``offset`` and ``length`` (rounded up to the store's grain)
+    are in bytes.
+    """
 
     offset: int
     length: int

@@ -12,6 +12,7 @@ from torch_lms.stores.base import Pending, Slot, Store
 from torch_lms.stores.copies import Copy, Read, Write, chunk_count
 from torch_lms.stores.extents import Extents
 from torch_lms.stores.io_pool import IoPool
+from torch_lms.stores.loaded_file import LoadedFile, LoadedPart, ReadLoaded
 from torch_lms.stores.spill_dir import remove_leftovers
 from torch_lms.stores.spill_file import ALIGNMENT, FULL_ERRNOS, SpillFile
 from torch_lms.units import format_bytes
@@ -63,7 +64,7 @@ class DiskStore(Store):
         self._lock = threading.Lock()
         self._closed = False
         self._extents = Extents(ALIGNMENT)
-        self._pages: dict[int, _Page] = {}  # by the offset of their slot
+        self._pages: dict[Slot, _Page] = {}
         started: list[IoPool] = []
         try:
             self._writers = IoPool(self._file, threads, "out")
@@ -100,8 +101,17 @@ class DiskStore(Store):
                 used, capacity = format_bytes(self._extents.used_bytes), format_bytes(self._capacity)
                 hole = format_bytes(self._extents.largest_free)
                 raise self._file.full(nbytes, f"it holds {used} of its capacity of {capacity} (largest hole {hole})")
-            self._pages[offset] = _Page([None] * chunk_count(nbytes))
-            return Slot(offset, self._extents.rounded(nbytes), nbytes)
+            slot = Slot(offset, self._extents.rounded(nbytes), nbytes)
+            self._pages[slot] = _Page([None] * chunk_count(nbytes))
+            return slot
+
+    def adopt(self, file: LoadedFile, offset: int, nbytes: int) -> Slot:
+        """Where a page is that was loaded from ``file``: it is read there, and must not be written. Takes no room."""
+        with self._lock:
+            self._check_open()
+            part = LoadedPart(offset, 0, nbytes, file)
+            self._pages[part] = _Page([])
+            return part
 
     def write(self, slot: Slot, source: memoryview) -> Pending:
         memory = np.frombuffer(source, np.uint8, slot.nbytes)
@@ -115,7 +125,12 @@ class DiskStore(Store):
         memory = np.frombuffer(target, np.uint8, slot.nbytes)
         with self._lock:
             page = self._page(slot)
-            return self._start(page, Read(slot, memory, page.checksums, page.under_way()), self._readers)
+            copy: Copy
+            if isinstance(slot, LoadedPart):
+                copy = ReadLoaded(slot, memory)
+            else:
+                copy = Read(slot, memory, page.checksums, page.under_way())
+            return self._start(page, copy, self._readers)
 
     def settle(self, slot: Slot) -> None:
         """Wait until no copy of ``slot`` is under way, however they turn out."""
@@ -129,11 +144,11 @@ class DiskStore(Store):
             if self._closed:
                 return
             under_way = self._page(slot).under_way()
-            del self._pages[slot.offset]
+            del self._pages[slot]
         for copy in under_way:
             copy.settle()
         with self._lock:
-            if not self._closed:
+            if slot.length and not self._closed:
                 self._extents.give(slot.offset, slot.length)
 
     def close(self) -> None:
@@ -184,7 +199,7 @@ class DiskStore(Store):
 
     def _page(self, slot: Slot) -> _Page:
         self._check_open()
-        page = self._pages.get(slot.offset)
+        page = self._pages.get(slot)
         if page is None:
             raise StoreError(f"{slot} is not reserved in the spill file in {self.directory}")
         return page

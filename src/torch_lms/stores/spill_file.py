@@ -34,6 +34,20 @@ def aligned_buffer(nbytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(-1, nbytes), dtype=np.uint8)
 
 
+def read_into(fd: int, chunk: Bytes, offset: int) -> None:
+    """Fill ``chunk`` from an open file.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    done = 0
+    while done < chunk.nbytes:
+        count = os.preadv(fd, [chunk.data[done:]], offset + done)
+        if count == 0:
+            raise EOFError(f"the file ends at {offset + done}")
+        done += count
+
+
 class SpillFile:
     """A file without a name in ``directory``. ``direct``: use direct I/O if a block written so comes back.
 
@@ -74,12 +88,7 @@ class SpillFile:
         Raises:
             EOFError: the file ends before.
         """
-        done = 0
-        while done < chunk.nbytes:
-            count = os.preadv(self.fd, [chunk.data[done:]], offset + done)
-            if count == 0:
-                raise EOFError(f"the file ends at {offset + done}")
-            done += count
+        read_into(self.fd, chunk, offset)
 
     def free_bytes(self) -> int:
         """Bytes that this user may still allocate on the file system."""

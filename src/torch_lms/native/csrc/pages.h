@@ -33,7 +33,7 @@ using StreamId = int64_t;
 enum class State : int8_t { resident = 0, clean = 1, evicting = 2, evicted = 3, fetching = 4, dropped = 5, other = 6 };
 
 constexpr int no_tier = -1;
-constexpr size_t max_tiers = 2;
+constexpr size_t max_tiers = 3;
 
 inline bool is_on_device(State state) {
   return state != State::evicted && state != State::dropped && state != State::other;
