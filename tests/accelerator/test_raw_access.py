@@ -1,6 +1,7 @@
 """Every road to the bytes of a tensor on the device: open or closed, it is so with LMS as it is without (N11)."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -81,3 +82,18 @@ def test_an_escaped_address_stays(export: Callable[[torch.Tensor], int], device:
         assert running.stats().unpaged_bytes == {"address escaped": 4 * COUNT}
         running.validate()
     assert torch.equal(tensor, numbers(device) + 1)
+
+
+def test_a_file_of_safetensors(device: torch.device, module: ModuleType, tmp_path: Path) -> None:
+    """Its tensors come one by one."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors.save_file({str(number): numbers(device) + number for number in range(8)}, tmp_path / "stock")
+    module.schedule("lazy")
+    nbytes = COUNT * 4
+    with torch_lms.session(limit=2 * nbytes, min_size=MIN_SIZE) as running:
+        tensors = {str(number): numbers(device) + number for number in range(8)}
+        safetensors.save_file(tensors, tmp_path / "ours")
+        running.validate()
+        assert running.stats().peak_resident_bytes <= 2 * nbytes
+        assert running.stats().unpaged_bytes == {}
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "stock").read_bytes()

@@ -19,6 +19,7 @@ from torch_lms.capture.loading import Loading
 from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patched, Patches
 from torch_lms.capture.registry import STORAGE, Entry
+from torch_lms.capture.saving import Saving
 from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among, tensors_within
 from torch_lms.errors import UnsupportedError
 from torch_lms.import_hooks import once_imported
@@ -85,6 +86,7 @@ class RawPatches:
         self._patches = Patches()
         self._composites = Composites(self._holding)
         self._loading = Loading(told)
+        self._saving = Saving(lambda tensor: bool(self._any((tensor,))), lambda: self._borrowing(writes=False))
         self._borrowers = threading.local()
 
     def install(self) -> None:
@@ -150,6 +152,7 @@ class RawPatches:
         self._around_all({module: ("save", "save_file")}, self._saving_raw)
         if hasattr(module, "_to_ndarray"):  # for who has bound the others' names before
             self._patches.around(module, "_to_ndarray", self._showing)
+            self._saving.install(self._patches, module)
 
     def _patch_triton(self, name: str) -> None:
         self._patches.around(import_module(name).JITFunction, "run", self._launching)
@@ -296,6 +299,9 @@ class RawPatches:
 
     def _showing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What is saved is read by way of an array that shows its memory, and which lives until the file is written."""
+        placeholder = self._saving.placeholder(*args)
+        if placeholder is not None:
+            return placeholder, args[0]
         if getattr(self._borrowers, "borrow", None) is not None:
             return call(*args, **kwargs)
         with self._borrowing(writes=False):
