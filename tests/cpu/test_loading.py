@@ -1,6 +1,7 @@
 """A model that is larger than the limit is loaded, used and trained within it, whoever loads it (N12)."""
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bits import same_bits
+from documents import ROOT, files
 from torch import Tensor, nn
 
 import torch_lms
@@ -152,6 +154,16 @@ def test_from_pretrained(tmp_path: Path) -> None:
     assert same_bits([logits, *model.state_dict().values()], expected)
     assert stats.peak_resident_bytes <= weights // 3
     assert not stats.unpaged_bytes
+
+
+def test_the_page_on_weights_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    define_torchvision_operators()
+    monkeypatch.chdir(tmp_path)
+    exec(files(ROOT / "docs/tutorials/fine-tuning.md")["larger_than_memory.py"], {})
+    assert re.search(r"in loaded files 4\d\d MB\n +evicted +0 B", capsys.readouterr().out)
 
 
 def test_a_file_that_a_program_maps_itself(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """What the documents say is what the code does, as far as that can be compared."""
 
 import ast
+import json
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -185,6 +187,38 @@ def test_commands_name_what_there_is(line: str) -> None:
         assert all(f'"{word}"' in source for word in given if word.startswith("--"))
     if name in ("plan", "bench", "train", "eval"):
         assert (ROOT / f"src/torch_lms_workloads/catalogue/{given[0]}.py").exists()
+
+
+CARDS = ["16 GB, PCIe 4", "24 GB, PCIe 4", "24 GB, PCIe 5", "48 GB, PCIe 4", "80 GB, PCIe 5"]
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return "no"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def cell_of_a_card(row: dict[str, Any]) -> str:
+    planned = [seconds(row["planned_s"]), seconds(row["planned_checkpointed_s"])]
+    stock = f", stock {seconds(row['stock_s'])}" if row["stock_s"] is not None else ""
+    return ("no" if planned == ["no", "no"] else " / ".join(planned)) + stock
+
+
+def test_the_table_of_fine_tuning() -> None:
+    """It is that of the results."""
+    rows = json.loads((ROOT / "benchmarks/results/fine-tuning-simulated.json").read_text())
+    steps: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        step = (row["way"], f"{row['tokens']:,}", "in pieces" if row["in_pieces"] else "whole")
+        steps.setdefault(step, {})[row["card"]] = row
+    lines = []
+    for step, by_card in steps.items():
+        sizes = [f"{by_card[CARDS[0]][size] / 1e9:.0f} GB" for size in ("demand_bytes", "working_set_bytes")]
+        lines.append(f"| {' | '.join([*step, *sizes, *(cell_of_a_card(by_card[card]) for card in CARDS)])} |")
+    page = (ROOT / "docs/tutorials/fine-tuning.md").read_text()
+    shown = re.search(r"<!-- begin: steps -->\n(.*?)\n<!-- end: steps -->", page, re.DOTALL)
+    assert shown is not None
+    assert shown[1].splitlines()[2:] == lines
 
 
 def test_what_ci_runs_is_in_the_readme() -> None:

@@ -53,13 +53,13 @@ _GRAPHS = (
 )
 
 _COMPARE_ADDRESSES = (
-    *("torch.serialization", "torch.storage", "safetensors.torch"),
+    *("torch.serialization", "torch.storage", "torch.distributed.checkpoint", "safetensors.torch"),
     *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
     *("accelerate", "huggingface_hub", "peft"),
 )
 """Modules, and packages, that ask for addresses to tell tensors apart, and do not look there."""
 
-_FOLLOW_ADDRESSES = frozenset({"_to_ndarray", "_tobytes"})
+_FOLLOW_ADDRESSES = frozenset({"_to_ndarray", "_tobytes", "_stage_untyped_storage"})
 """Functions of these modules that do look there."""
 
 _COMPARE_IN_TENSOR = frozenset({"__deepcopy__", "_reduce_ex_internal"})
