@@ -74,6 +74,38 @@ def test_what_is_only_read_is_written_nowhere(load: Callable[[], Weights]) -> No
     assert same_bits(product(weights), expected)
 
 
+def test_following_a_plan(load: Callable[[], Weights], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    expected = product(load())
+    with torch_lms.session(limit=LIMIT, min_size=MIN_SIZE) as lms:
+        weights = load()
+        for _ in range(12):
+            assert same_bits(product(weights), expected)
+            torch_lms.step()
+            lms.validate()
+        weights["w3"].neg_()
+        torch_lms.step()
+        assert same_bits(product(weights), -expected)
+        lms.validate()
+        stats = lms.stats()
+    assert stats.planned_steps > 0
+    assert stats.file_bytes == WEIGHTS_NBYTES - NBYTES
+
+
+def test_tensors_that_were_written_unseen(load: Callable[[], Weights]) -> None:
+    """Those below ``min_size``, which is lowered later."""
+    expected = {name: weight + 1 for name, weight in load().items()}
+    with torch_lms.session(limit=LIMIT, min_size=2 * NBYTES) as lms:
+        weights = load()
+        for weight in weights.values():
+            weight.add_(1)
+        lms._session.set_min_size(MIN_SIZE)
+        product(weights)
+        lms.reclaim()
+        assert lms.stats().resident_bytes == 0
+        assert same_bits(list(weights.values()), list(expected.values()))
+
+
 def test_what_is_written_is_not_in_the_file_any_more(load: Callable[[], Weights], tmp_path: Path) -> None:
     before = (tmp_path / "weights").read_bytes()
     with torch_lms.session(limit=LIMIT, min_size=MIN_SIZE) as lms:

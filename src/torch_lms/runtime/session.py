@@ -33,7 +33,7 @@ from torch_lms.runtime.native_interposer import NativeFastPath, NativeInterposer
 from torch_lms.runtime.native_pages import NativePageTable
 from torch_lms.runtime.options import Options
 from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
-from torch_lms.runtime.pageable import NOT_RESIZABLE, is_read_unseen, is_type_read_unseen
+from torch_lms.runtime.pageable import NOT_RESIZABLE, READ_UNSEEN, is_read_unseen, is_type_read_unseen
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.units import format_bytes
@@ -139,7 +139,8 @@ class Session(PageOwner):
         return entry
 
     def owns(self, storage: torch.UntypedStorage, file: object = None, offset: int = 0) -> None:
-        self._owned[storage] = _Place(file, offset) if isinstance(file, LoadedFile) else None
+        is_seen = storage_nbytes(storage) >= max(self.min_size, READ_UNSEEN)  # whenever it is written
+        self._owned[storage] = _Place(file, offset) if is_seen and isinstance(file, LoadedFile) else None
 
     def open_file(self, path: str) -> LoadedFile | None:
         if self.kind != "cpu":
@@ -158,13 +159,14 @@ class Session(PageOwner):
         if storage.device.type != self.kind or self._lost is not None:
             return None
         if tensor is not None and (is_read_unseen(tensor, storage_nbytes(storage)) or tensor._is_zerotensor()):
+            self._take_place(storage)
             return None
         with self.lock:
             entry = self._table.find(storage)
             if entry is not None:
                 return entry
             is_owned = is_owned or isinstance(tensor, torch.nn.Parameter) or storage in self._owned
-            place = self._owned.get(storage)
+            place = self._take_place(storage)
             if place is not None:  # on the fast path nobody sees that it is written
                 self.fast_path.close()
             if self.fast_path.is_open and not is_owned:
@@ -184,6 +186,13 @@ class Session(PageOwner):
                 self._reap()
                 self._holds.keep_if_asked((self._table.home(entry), [entry]))
             return entry
+
+    def _take_place(self, storage: torch.UntypedStorage) -> _Place | None:
+        """Where in a file the bytes of ``storage`` are, if it was not used before: from now on it may be written."""
+        place = self._owned.get(storage)
+        if place is not None:
+            self._owned[storage] = None
+        return place
 
     def retyped(self, tensor: torch.Tensor) -> None:
         entry = self._table.find(storage_of(tensor))
@@ -543,6 +552,8 @@ class Session(PageOwner):
     def set_min_size(self, nbytes: int) -> None:
         """Of the storages first seen from now on, those of ``nbytes`` bytes and more are pages."""
         self.min_size = max(1, nbytes)
+        for storage in list(self._owned):  # some of them may be written unseen
+            self._take_place(storage)
         self.mode.min_size_has_changed()
         self.interposer.set_min_size(self.min_size)
 
