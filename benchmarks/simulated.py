@@ -1,6 +1,6 @@
 """What steps cost under limits on machines that need not be at hand, beside the least that the model allows.
 
-    python benchmarks/simulated.py [--quick] [--only TEXT] [--machine TEXT] [--json FILE] [--chart FILE]
+    python benchmarks/simulated.py [--quick] [--only TEXT] [--machine TEXT] [--free-host] [--json FILE] [--chart FILE]
     python benchmarks/simulated.py --study
     python benchmarks/simulated.py --host MACHINE [--only TEXT]
 
@@ -8,7 +8,8 @@ Prints the overhead of planned steps against the step without a limit, with and 
 oversubscription k and limit / W; draws the slowdown over k. This machine is one of them if it was calibrated
 (`torch-lms doctor --calibrate`), as it is and with a core to spare. Some minutes a workload. FILE keeps what it has
 of workloads and machines without TEXT in their names, so they can be done one after the other; without any workload
-left ("--only none") the chart is drawn from what FILE has.
+left ("--only none") the chart is drawn from what FILE has. With ``--free-host`` LMS takes the host no time, so what is
+left is the plans' own.
 
 ``--host`` prints instead what the host's work does to steps on one machine, with both interposers: where all fits, and
 at half of the demand.
@@ -85,6 +86,10 @@ def machines() -> list[tuple[Machine, Calibration]]:
         unseen = replace(calibration, host_costs=dict.fromkeys(INTERPOSERS, free), paging_byte_s=0.0)
         found.append((_spare_core(this, this.disk), unseen))
     return found
+
+
+def _with_free_host(calibration: Calibration) -> Calibration:
+    return replace(calibration, host_costs=dict.fromkeys(INTERPOSERS, HostCost(0.0, 0.0, 0.0, "a host that is free")))
 
 
 def _spare_core(machine: Machine, disk: Disk) -> Machine:
@@ -206,6 +211,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="k up to 4")
     parser.add_argument("--only", default="", metavar="TEXT", help="workloads with this in their names")
     parser.add_argument("--machine", default="", metavar="TEXT", help="machines with this in their names")
+    parser.add_argument("--free-host", action="store_true", help="LMS takes the host no time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     parser.add_argument("--study", action="store_true", help="DeepLabv3+ alone, counted as by the planning study")
@@ -222,6 +228,8 @@ def main() -> None:
     before = json.loads(given.json.read_text()) if given.json and given.json.exists() else []
     found = {name: [Point(**p) for p in before if p["workload"] == name] for name in WORKLOADS}
     there = [pair for pair in machines() if given.machine in pair[0].name]
+    if given.free_host:
+        there = [(machine, _with_free_host(calibration)) for machine, calibration in there]
     simulated = {machine.name for machine, _ in there}
     with ProcessPoolExecutor(2) as workers:
         work = partial(points, there=there, shares=SHARES[:3] if given.quick else SHARES)
