@@ -1,6 +1,6 @@
 """A decoder whose weights are four times the limit: loaded, asked, fine-tuned, saved, and gone on with, on a CPU.
 
-    python benchmarks/larger_than_memory.py    # five minutes; writes results/larger-than-memory-<machine>.json
+    python benchmarks/larger_than_memory.py    # six minutes; writes results/larger-than-memory-<machine>.json
 
 Each phase runs in stock PyTorch and with LMS, in processes of their own. It prints the seconds of each; the most memory
 that the kernel counted, beside what the process had after its imports; and what LMS wrote to the disk. What both give

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import torch_lms
 
 SHARDS = 2
-STEPS = 4
+STEPS = 6
 PROMPT, ANSWER, TEXT = 12, 8, 64
 """Tokens."""
 
