@@ -58,6 +58,20 @@ def by_safetensors(folder: Path) -> nn.Module:
     return model
 
 
+def by_reading(folder: Path) -> nn.Module:
+    """Not by mapping."""
+    import safetensors.torch
+
+    with torch.device("meta"):
+        model = new_model()
+    try:
+        weights = safetensors.torch.load_file(folder / "model.safetensors", backend="pread")
+    except TypeError:  # an older version, which can only map it
+        weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
+    model.load_state_dict(weights, assign=True)
+    return model
+
+
 def by_safe_open(folder: Path) -> nn.Module:
     from safetensors import safe_open
 
@@ -74,6 +88,7 @@ WAYS: dict[str, Callable[[Path], nn.Module]] = {
     "torch.load of a model": whole_by_torch_load,
     "load_file": by_safetensors,
     "safe_open": by_safe_open,
+    "load_file, read": by_reading,
 }
 
 
@@ -105,13 +120,22 @@ def test_a_model_larger_than_the_limit(tmp_path: Path, way: str) -> None:
     assert not stats.unpaged_bytes
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
-def test_tensors_that_are_no_parameters(tmp_path: Path, name: str) -> None:
+def read_bytes(path: Path) -> dict[str, Tensor]:
+    return pytest.importorskip("safetensors.torch").load(path.read_bytes())
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    return pytest.importorskip("safetensors.torch").load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("load", "name"), [(torch.load, "model.pt"), (read_file, "model.safetensors"), (read_bytes, "model.safetensors")]
+)
+def test_tensors_that_are_no_parameters(tmp_path: Path, load: Callable[[Path], dict[str, Tensor]], name: str) -> None:
     """As buffers are, or weights that are merged."""
     folder = checkpoint_in(tmp_path)
 
     def doubled() -> list[Tensor]:
-        load = torch.load if name.endswith(".pt") else pytest.importorskip("safetensors.torch").load_file
         values = load(folder / name)
         for value in values.values():
             value *= 2

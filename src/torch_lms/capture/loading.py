@@ -30,7 +30,7 @@ class _Mapped:
 
 class Loading:
     """Tells of storages that loaders make: `torch.load` reads each, safetensors and `torch.load(mmap=True)` map a file
-    and take it apart.
+    and take it apart, or safetensors shows the bytes that it has read.
 
     Args:
         owner: of the pages.
@@ -44,6 +44,7 @@ class Loading:
         """Add to ``patches`` what makes such storages."""
         patches.around(torch._C.PyTorchFileReader, "get_storage_from_record", self._reading_record)
         patches.around(torch.UntypedStorage, "from_file", self._mapping)
+        patches.around(torch, "frombuffer", self._showing_buffer)
 
     def part(self, call: Call, storage: torch.UntypedStorage, place: slice) -> torch.UntypedStorage | None:
         """A part of a mapped file, which ``call`` makes: the same each time while it lives. None of other storages."""
@@ -71,6 +72,21 @@ class Loading:
             self._files[storage] = _Mapped(self._owner.open_file(os.fspath(args[0] if args else kwargs["filename"])))
         return storage
 
+    def _showing_buffer(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Show bytes as a tensor: safetensors lets go of what it has read at once."""
+        loaded = call(*args, **kwargs)
+        if sys._getframe(2).f_globals.get("__name__") == "safetensors.torch":
+            self._owner.owns(storage_of(loaded))
+            self._use([loaded])
+        return loaded
+
+    def _use(self, loaded: list[Any]) -> None:
+        """Use what was loaded: what is found counts from then on."""
+        entries = self._owner.entries_of(loaded)
+        if entries:
+            self._owner.begin(RawUse("load"), entries, 0)
+            self._owner.end(entries, [])
+
     def _reading_record(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Read a tensor from a file, with room made for it."""
         nbytes = args[2] * getattr(args[3], "itemsize", 1) if len(args) > 3 else 0
@@ -80,10 +96,7 @@ class Loading:
             self._owner.owns(storage_of(loaded))
         finally:
             self._owner.end([], [])
-        entries = self._owner.entries_of([loaded])
-        if entries:  # what is found counts once it is used
-            self._owner.begin(RawUse("load"), entries, 0)
-            self._owner.end(entries, [])
+        self._use([loaded])
         return loaded
 
 
