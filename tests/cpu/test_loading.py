@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bits import same_bits
-from documents import ROOT, files
+from documents import ROOT
 from torch import Tensor, nn
 
 import torch_lms
@@ -186,7 +186,10 @@ def test_the_page_on_weights_that_do_not_fit(
     pytest.importorskip("transformers")
     define_torchvision_operators()
     monkeypatch.chdir(tmp_path)
-    exec(files(ROOT / "docs/tutorials/fine-tuning.md")["larger_than_memory.py"], {})
+    page = (ROOT / "docs/tutorials/fine-tuning.md").read_text()
+    program = re.search(r"test_loading.py runs it -->\n```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert program is not None
+    exec(program[1], {})
     assert re.search(r"in loaded files 4\d\d MB\n +evicted +0 B", capsys.readouterr().out)
 
 
