@@ -19,6 +19,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import torch_lms
+from torch_lms.demo.train import memory_of_process
 
 SHARDS = 2
 STEPS = 6
@@ -35,7 +36,7 @@ class Phases:
 
     def __init__(self, lms: Any) -> None:
         self._lms = lms
-        self._imports_bytes = memory_bytes("VmRSS")
+        self._imports_bytes = memory_of_process("VmRSS")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[dict[str, Any]]:
@@ -47,7 +48,7 @@ class Phases:
         figures = {
             "phase": name,
             "seconds": time.perf_counter() - began_s,
-            "memory_bytes": memory_bytes("VmHWM"),
+            "memory_bytes": memory_of_process("VmHWM"),
             "imports_bytes": self._imports_bytes,
             "spilled_bytes": self._spilled_bytes() - spilled_bytes,
             "given": given,
@@ -56,12 +57,6 @@ class Phases:
 
     def _spilled_bytes(self) -> int:
         return 0 if self._lms is None else int(self._lms.stats().evicted_bytes)
-
-
-def memory_bytes(name: str) -> int:
-    """Of this process, as the kernel counts it, mapped files included: VmRSS now, VmHWM at most."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def make(folder: Path, width: int, inner: int, layers: int, words: int) -> None:

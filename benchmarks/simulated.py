@@ -82,13 +82,13 @@ def machines() -> list[tuple[Machine, Calibration]]:
         return found
     found.append((this, calibration))
     if this.link is None and this.disk is not None:
-        free = HostCost(0.0, 0.0, 0.0, "a core spare")
-        unseen = replace(calibration, host_costs=dict.fromkeys(INTERPOSERS, free), paging_byte_s=0.0)
+        unseen = replace(_with_free_host(calibration), paging_byte_s=0.0)
         found.append((_spare_core(this, this.disk), unseen))
     return found
 
 
 def _with_free_host(calibration: Calibration) -> Calibration:
+    """As if LMS took the program's host no time."""
     return replace(calibration, host_costs=dict.fromkeys(INTERPOSERS, HostCost(0.0, 0.0, 0.0, "a host that is free")))
 
 

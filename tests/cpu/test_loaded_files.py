@@ -11,6 +11,7 @@ from torch import Tensor
 
 import torch_lms
 from torch_lms.errors import PageLostError
+from torch_lms.runtime.api import Lms
 from torch_lms.runtime.executor import CAN_SWAP
 from torch_lms.stores.loaded_file import LoadedFile
 
@@ -58,15 +59,20 @@ def product(weights: Weights) -> Tensor:
     return result
 
 
+def take_steps(lms: Lms, weights: Weights, expected: Tensor) -> None:
+    """Twelve, which all give the same."""
+    for _ in range(12):
+        assert same_bits(product(weights), expected)
+        torch_lms.step()
+        lms.validate()
+
+
 def test_what_is_only_read_is_written_nowhere(load: Callable[[], Weights]) -> None:
     expected = product(load())
     with torch_lms.session(limit=LIMIT, min_size=MIN_SIZE) as lms:
         weights = load()
-        for _ in range(12):
-            assert same_bits(product(weights), expected)
-            torch_lms.step()
+        take_steps(lms, weights, expected)
         stats = lms.stats()
-        lms.validate()
     assert (stats.evicted_bytes, stats.disk_bytes, stats.unpaged_bytes) == (0, 0, {})
     assert stats.file_bytes == WEIGHTS_NBYTES
     assert stats.fetched_bytes > 0
@@ -79,10 +85,7 @@ def test_following_a_plan(load: Callable[[], Weights], monkeypatch: pytest.Monke
     expected = product(load())
     with torch_lms.session(limit=LIMIT, min_size=MIN_SIZE) as lms:
         weights = load()
-        for _ in range(12):
-            assert same_bits(product(weights), expected)
-            torch_lms.step()
-            lms.validate()
+        take_steps(lms, weights, expected)
         weights["w3"].neg_()
         torch_lms.step()
         assert same_bits(product(weights), -expected)

@@ -38,11 +38,15 @@ def checkpoint_in(folder: Path) -> Path:
     return folder
 
 
-def by_torch_load(folder: Path, **options: Any) -> nn.Module:
+def with_weights(weights: dict[str, Tensor]) -> nn.Module:
     with torch.device("meta"):
         model = new_model()
-    model.load_state_dict(torch.load(folder / "model.pt", **options), assign=True)
+    model.load_state_dict(weights, assign=True)
     return model
+
+
+def by_torch_load(folder: Path, **options: Any) -> nn.Module:
+    return with_weights(torch.load(folder / "model.pt", **options))
 
 
 def whole_by_torch_load(folder: Path) -> nn.Module:
@@ -52,34 +56,25 @@ def whole_by_torch_load(folder: Path) -> nn.Module:
 def by_safetensors(folder: Path) -> nn.Module:
     from safetensors.torch import load_file
 
-    with torch.device("meta"):
-        model = new_model()
-    model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-    return model
+    return with_weights(load_file(folder / "model.safetensors"))
 
 
 def by_reading(folder: Path) -> nn.Module:
     """Not by mapping."""
     import safetensors.torch
 
-    with torch.device("meta"):
-        model = new_model()
     try:
         weights = safetensors.torch.load_file(folder / "model.safetensors", backend="pread")
     except TypeError:  # an older version, which can only map it
-        weights = safetensors.torch.load((folder / "model.safetensors").read_bytes())
-    model.load_state_dict(weights, assign=True)
-    return model
+        weights = read_bytes(folder / "model.safetensors")
+    return with_weights(weights)
 
 
 def by_safe_open(folder: Path) -> nn.Module:
     from safetensors import safe_open
 
-    with torch.device("meta"):
-        model = new_model()
     with safe_open(folder / "model.safetensors", "pt") as file:
-        model.load_state_dict({name: file.get_slice(name)[:] for name in file.keys()}, assign=True)  # noqa: SIM118
-    return model
+        return with_weights({name: file.get_slice(name)[:] for name in file.keys()})  # noqa: SIM118
 
 
 WAYS: dict[str, Callable[[Path], nn.Module]] = {

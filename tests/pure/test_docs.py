@@ -51,9 +51,9 @@ def diagram() -> str:
     return "\n".join(["```mermaid", "stateDiagram-v2", "    [*] --> resident", *lines, "    dead --> [*]", "```"])
 
 
-def marked(name: str) -> str:
-    """What stands in the design between <!-- begin: NAME --> and <!-- end: NAME -->."""
-    match = re.search(rf"<!-- begin: {name} -->\n(.*?)\n<!-- end: {name} -->", DESIGN, re.DOTALL)
+def marked(name: str, text: str = DESIGN) -> str:
+    """What stands in a document between <!-- begin: NAME --> and <!-- end: NAME -->."""
+    match = re.search(rf"<!-- begin: {name} -->\n(.*?)\n<!-- end: {name} -->", text, re.DOTALL)
     assert match is not None
     return match[1]
 
@@ -119,9 +119,7 @@ def test_every_statistic_is_explained() -> None:
     module = sources()["runtime.stats"]
     stats = next(node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "Stats")
     fields = [ast.unparse(node.target) for node in stats.body if isinstance(node, ast.AnnAssign)]
-    rows = re.search(r"<!-- begin: statistics -->\n(.*?)\n<!-- end: statistics -->", REFERENCE, re.DOTALL)
-    assert rows is not None
-    assert re.findall(r"^\| `(\w+)` \|", rows[1], re.MULTILINE) == fields
+    assert re.findall(r"^\| `(\w+)` \|", marked("statistics", REFERENCE), re.MULTILINE) == fields
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -216,9 +214,7 @@ def test_the_table_of_fine_tuning() -> None:
         sizes = [f"{by_card[CARDS[0]][size] / 1e9:.0f} GB" for size in ("demand_bytes", "working_set_bytes")]
         lines.append(f"| {' | '.join([*step, *sizes, *(cell_of_a_card(by_card[card]) for card in CARDS)])} |")
     page = (ROOT / "docs/tutorials/fine-tuning.md").read_text()
-    shown = re.search(r"<!-- begin: steps -->\n(.*?)\n<!-- end: steps -->", page, re.DOTALL)
-    assert shown is not None
-    assert shown[1].splitlines()[2:] == lines
+    assert marked("steps", page).splitlines()[2:] == lines
 
 
 def test_what_ci_runs_is_in_the_readme() -> None:

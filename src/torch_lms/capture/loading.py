@@ -77,12 +77,12 @@ class Loading:
         loaded = call(*args, **kwargs)
         if sys._getframe(2).f_globals.get("__name__") == "safetensors.torch":
             self._owner.owns(storage_of(loaded))
-            self._use([loaded])
+            self._use(loaded)
         return loaded
 
-    def _use(self, loaded: list[Any]) -> None:
+    def _use(self, loaded: Any) -> None:
         """Use what was loaded: what is found counts from then on."""
-        entries = self._owner.entries_of(loaded)
+        entries = self._owner.entries_of([loaded])
         if entries:
             self._owner.begin(RawUse("load"), entries, 0)
             self._owner.end(entries, [])
@@ -96,7 +96,7 @@ class Loading:
             self._owner.owns(storage_of(loaded))
         finally:
             self._owner.end([], [])
-        self._use([loaded])
+        self._use(loaded)
         return loaded
 
 

@@ -47,7 +47,7 @@ class Saving:
     def placeholder(self, tensor: torch.Tensor) -> npt.NDArray[np.uint8] | None:
         """Zeros in place of the bytes of ``tensor``, which a file is laid out for. None if its bytes must be there."""
         thread = self._thread
-        if not thread.is_gathering or not tensor.nbytes or not self._is_page(tensor):
+        if thread.left_out is None or not tensor.nbytes or not self._is_page(tensor):
             return None
         try:
             zeros = mmap.mmap(-1, tensor.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ)
@@ -58,16 +58,17 @@ class Saving:
 
     def _gathering(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Gather what is to be saved."""
+        if sys._getframe(2).f_code.co_name != "save_file":  # frames 0 and 1 are this and `Patched.__call__`
+            return call(*args, **kwargs)
         thread = self._thread
-        thread.is_gathering = sys._getframe(2).f_code.co_name == "save_file"  # frames 0 and 1: this, `Patched.__call__`
-        thread.left_out = set()
+        left_out = thread.left_out = set[int]()
         try:
             gathered = call(*args, **kwargs)
         finally:
-            thread.is_gathering = False
-        if thread.left_out:
+            thread.left_out = None
+        if left_out:
             tensors: _Tensors = args[0]
-            thread.to_fill = gathered, {name: value for name, value in tensors.items() if id(value) in thread.left_out}
+            thread.to_fill = gathered, {name: value for name, value in tensors.items() if id(value) in left_out}
         return gathered
 
     def _writing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -103,11 +104,9 @@ class _OfThread(threading.local):
     """Where a thread is between gathering and writing.
 
     Attributes:
-        is_gathering: whether what it gathers will be written to a file.
-        left_out: identities of the tensors in place of which there are zeros.
+        left_out: while it gathers for a file, identities of the tensors in place of which there are zeros; else None.
         to_fill: what was gathered, and these tensors.
     """
 
-    is_gathering = False
-    left_out: set[int]
+    left_out: set[int] | None = None
     to_fill: tuple[Any, _Tensors] = (None, {})
