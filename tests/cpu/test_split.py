@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 import torch_lms
 from torch_lms import trace_step
 from torch_lms.capture import split
-from torch_lms.capture.schema import describe
+from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.planner import within
 
 MIB = 1 << 20
@@ -38,13 +38,13 @@ def convolved(dims: int, transposed: bool, groups: int, last: str, dtype: torch.
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_gradients_of_convolutions(dims: int, transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut, real = [], split.parts
+    cut, real = [], split._one_by_one
 
-    def counted(*args: object) -> list[split.Part]:
-        cut.append(len(real(*args)))
-        return real(*args)
+    def counted(info: OpInfo, found: list[split.Part]) -> split.Program:
+        cut.append(len(found))
+        return real(info, found)
 
-    monkeypatch.setattr(split, "parts", counted)
+    monkeypatch.setattr(split, "_one_by_one", counted)
     for groups in (1, 8):
         for last in ("", "w", "x") if dims > 1 else ("",):
             for dtype in (torch.float32, torch.bfloat16):
@@ -210,14 +210,13 @@ def test_an_optimizer_that_fits_works_in_runs_of_an_eighth_of_the_limit(settings
 @pytest.mark.parametrize("is_roomy", [True, False])
 def test_what_is_split_does_not_depend_on_what_is_there(is_roomy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of three pages is less than an eighth of the limit; with its results it is more (N10)."""
-    cut, real = [], split.parts
+    cut, real = [], split._one_by_one
 
-    def counted(*args: object) -> list[split.Part]:
-        found = real(*args)
+    def counted(info: OpInfo, found: list[split.Part]) -> split.Program:
         cut.append(len(found))
-        return found
+        return real(info, found)
 
-    monkeypatch.setattr(split, "parts", counted)
+    monkeypatch.setattr(split, "_one_by_one", counted)
     with torch_lms.session(limit=40 * 64 * 64 * 4, min_size=1024) as lms:
         pages = [torch.rand(64, 64) for _ in range(60)]
         listed = pages[-3:]

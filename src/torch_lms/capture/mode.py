@@ -15,6 +15,10 @@ from torch_lms.capture import split
 from torch_lms.capture.call import Call, Find, can_be_repeated, capture_call
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
+from torch_lms.capture.pieces.job import NOT_CUT
+from torch_lms.capture.pieces.proof import Proofs
+from torch_lms.capture.pieces.run import Pieces
+from torch_lms.capture.pieces.table import Alias, TileTable, alias_by_memory
 from torch_lms.capture.placeholder import for_gradient_of_input
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
@@ -53,11 +57,23 @@ class LmsMode(TorchDispatchMode):
         owner: of the pages.
         seen: inside it, operations come here once more. None where that means to be inside this mode: otherwise the
             native interposer has what it cannot decide ``run``.
+        alias: makes tensors of storages that are too small for them.
+        proofs: of pieces, as far as they were tried on this machine.
+
+    Attributes:
+        tiles: which tensors are in tiles.
+        pieces: runs operations in pieces.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, owner: PageOwner, seen: Callable[[], AbstractContextManager[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        owner: PageOwner,
+        seen: Callable[[], AbstractContextManager[Any]] | None = None,
+        alias: Alias | None = None,
+        proofs: Proofs | None = None,
+    ) -> None:
         super().__init__()
         self._owner = owner
         self._fast_path = owner.fast_path
@@ -65,6 +81,8 @@ class LmsMode(TorchDispatchMode):
         self._sizes = Sizes(self._may_be_page)
         self._left_out = threading.local()
         self._seen = seen or (lambda: self)
+        self.tiles = TileTable(owner, self._seen, alias or alias_by_memory)
+        self.pieces = Pieces(owner, self.tiles, self._run_part, proofs or Proofs(None))
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -104,6 +122,9 @@ class LmsMode(TorchDispatchMode):
         if not self._is_watching():
             return func(*args, **kwargs)
         values = (*args, *kwargs.values()) if kwargs else args
+        if self.tiles:
+            with no_torch_function():
+                return self._run(func, tensors_among(values), args, kwargs)
         pages: list[Entry] = []
         info = describe(func)
         seen = plain_pages(values, self._find, self._owner.min_size, pages) if info.is_simple else 0
@@ -200,7 +221,39 @@ class LmsMode(TorchDispatchMode):
             if info.retypes:
                 self._owner.retyped(result)
             return result
+        if self.tiles.are_among(tensors) and (result := self._run_on_tiles(func, info, args, kwargs)) is not NOT_CUT:
+            return result
         return self._run_on(func, info, self._entries(tensors), args, kwargs)
+
+    def _run_on_tiles(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation of which some arguments are in tiles (N27); ``NOT_CUT`` if these have to be whole."""
+        program = split.gradients(func, info, args, kwargs)
+        if program is not None:
+            return split.perform(program, self._run_instruction)
+        result = self._in_pieces(func, info, args, kwargs)
+        if result is NOT_CUT and not info.writes and not info.opaque:
+            args = pytree.tree_map_only(torch.Tensor, self.tiles.part_as_copy, args)
+            return self._run_on(func, info, self._entries(tensors_among((*args, *kwargs.values()))), args, kwargs)
+        return result
+
+    def _in_pieces(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        most = self._owner.room_for_one_op([])
+        return self.pieces.run(func, info, args, kwargs, most, self._new_bytes(func, info, args, kwargs))
+
+    def _run_part(
+        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], shape_only: int = -1
+    ) -> Any:
+        """Run a call of an operator that does a part of the work of another.
+
+        Args:
+            shape_only: position of an argument that is a placeholder; -1 if there is none.
+        """
+        used = [value for position, value in enumerate(args) if position != shape_only]
+        entries = self._entries(tensors_among((*used, *kwargs.values())))
+        part = _Op(info.name, self._find, func, info, args, kwargs, entries)
+        part.new_bytes = self._new_bytes(func, info, args, kwargs)
+        self._fast_path.was_split(info.name, part.entries)
+        return self._execute(part)
 
     def _run_on(
         self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,34 +273,33 @@ class LmsMode(TorchDispatchMode):
         return result
 
     def _run_large(self, op: "_Op", most: int) -> Any:
-        """Split ``op``, if there is a way (N10)."""
+        """Run ``op`` in pieces (N27), or split it (N10), if there is a way."""
         info = op.info
+        if (result := self._in_pieces(op.func, info, op.args, op.kwargs)) is not NOT_CUT:
+            return result
         leaves = pytree.arg_tree_leaves(*op.args, **op.kwargs)
         are_bare = all(is_bare(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not are_bare and not info.list_args:
             return self._execute(op)
         most_of_run = most if info.writes else most // 2  # else its results need as much again
         program = split.program(op.func, info, op.args, op.kwargs, self._nbytes, most_of_run)
-        if program is None:
-            return self._execute(op)
+        return self._execute(op) if program is None else split.perform(program, self._run_instruction)
 
-        def run(instruction: split.Instruction) -> Any:
-            if not isinstance(instruction, split.Part):  # an operation of its own
-                with self._seen():
-                    return instruction.run()
-            args = instruction.args
-            kwargs = instruction.kwargs
-            place = instruction.shape_only
-            used: tuple[Any, ...] = (*args, *kwargs.values())
-            if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
-                used = (*args[:place], *args[place + 1 :])
-                args = (*args[:place], placeholder, *args[place + 1 :])
-            part = _Op(info.name, self._find, op.func, info, args, kwargs, self._entries(tensors_among(used)))
-            part.new_bytes = self._new_bytes(op.func, info, args, kwargs)
-            self._fast_path.was_split(info.name, part.entries)
-            return self._execute(part)
-
-        return split.perform(program, run)
+    def _run_instruction(self, instruction: split.Instruction) -> Any:
+        """Do what an operation that was split consists of."""
+        if not isinstance(instruction, split.Part):  # an operation of its own
+            with self._seen():
+                return instruction.run()
+        func, args, kwargs = instruction.func, instruction.args, instruction.kwargs
+        info = describe(func)
+        if (result := self._in_pieces(func, info, args, kwargs)) is not NOT_CUT:
+            return result
+        place = instruction.shape_only
+        args = pytree.tree_map_only(torch.Tensor, self.tiles.part_as_copy, args)
+        if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
+            args = (*args[:place], placeholder, *args[place + 1 :])
+            return self._run_part(func, info, args, kwargs, place)
+        return self._run_part(func, info, args, kwargs)
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info
@@ -308,6 +360,8 @@ class LmsMode(TorchDispatchMode):
         except RuntimeError as error:
             if _OUT_OF_BOUNDS not in str(error):
                 raise
+        if self.tiles.are_among(tensors) and not describe(func).retypes:
+            return self.tiles.make_view(func, args, kwargs)
         entries = self._entries(tensors)
         self._owner.begin(RawUse(str(func), is_regular=False), entries, 0)
         try:

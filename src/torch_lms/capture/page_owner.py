@@ -112,6 +112,22 @@ class PageOwner(ABC):
         """
 
     @abstractmethod
+    def known(self, storage: torch.UntypedStorage) -> Entry | None:
+        """The page of ``storage``, if it is one, or was computed in pieces."""
+
+    @abstractmethod
+    def register(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        """``storage``, which ``tensor`` shows, has just been given memory, and becomes a page."""
+
+    @abstractmethod
+    def may_leave(self, entry: Entry) -> bool:
+        """Whether nobody uses the memory of ``entry`` unseen, now or later."""
+
+    @abstractmethod
+    def in_pieces(self) -> None:
+        """The bytes of some tensor are in pages of other tensors (N27)."""
+
+    @abstractmethod
     def owns(self, storage: torch.UntypedStorage, file: object = None, offset: int = 0) -> None:
         """Nobody else has the memory of ``storage``, even if it refuses to be resized.
 
@@ -168,6 +184,10 @@ class PageOwner(ABC):
     @abstractmethod
     def room_for_one_op(self, entries: list[Entry]) -> int:
         """Bytes that one operation may touch without exceeding the limit by itself."""
+
+    @abstractmethod
+    def free_bytes(self, device: torch.device) -> int:
+        """That can be allocated on ``device`` now, beside the pages."""
 
     @abstractmethod
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,15 @@ def for_gradient_of_input(args: tuple[Any, ...]) -> torch.Tensor | None:
     if is_plain_weight and not is_plain_input:
         return None  # it is the input by which cuDNN's memory format is chosen
     return tensor.new_empty(1).expand(tensor.shape)
+
+
+def of_shape(shape: Sequence[int], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of which nothing but the shape is asked, and the strides on a CPU."""
+    if device.type == "cpu":
+        like = torch.empty_strided(tuple(shape), strides, dtype=dtype, device="meta")
+        if (mapped := _mapped(like)) is not None:
+            return mapped
+    return torch.empty(1, dtype=dtype, device=device).expand(shape)
 
 
 def _mapped(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -257,13 +257,13 @@ class RawPatches:
         return self._reading(call, args, kwargs)
 
     def _sizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entry = self._told.find(args[0])
+        entry = self._told.known(args[0])
         if entry is None:
             return call(*args, **kwargs)
         return entry.nbytes  # PyTorch says 0 while it is evicted
 
     def _resizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        entry = self._told.find(args[0])
+        entry = self._told.known(args[0])
         if entry is None or len(args) != 2:  # another number of arguments is refused by PyTorch
             return call(*args, **kwargs)
         nbytes = args[1]
@@ -358,8 +358,8 @@ class RawPatches:
 
     def _known(self, values: Iterable[Any]) -> list[Entry]:
         """The pages among ``values``. What is no page yet is where its user expects it."""
-        find = self._told.find
-        return self._pages(values, lambda storage, _: find(storage))
+        known = self._told.known
+        return self._pages(values, lambda storage, _: known(storage))
 
     def _any(self, values: Iterable[Any]) -> list[Entry]:
         """The pages among ``values``, those included that become pages now."""

@@ -130,13 +130,12 @@ def program(
     """
     if info.name == _CAT:
         return _cat(func, *args, **kwargs)
-    positions = _slices(info, args)
-    if positions:
+    if positions := _slices(info, args):
         return _on_copies(func, args, kwargs, positions)
-    found = parts(func, info, args, kwargs, nbytes, most)
-    if len(found) > 1:
-        return _one_by_one(info, found)
-    return None
+    if not info.list_args:
+        return gradients(func, info, args, kwargs)
+    runs = list(_runs(func, info, args, kwargs, nbytes, most))
+    return _one_by_one(info, runs) if len(runs) > 1 else None
 
 
 def perform(program: Program, run: Callable[[Instruction], Any]) -> Any:
@@ -193,30 +192,20 @@ def _is_slice(value: Any) -> bool:
     return bool(span(value) == elements < elements_of_storage)
 
 
-def parts(
-    func: Any,
-    info: OpInfo,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    nbytes: Callable[[list[Any]], int],
-    most: int,
-) -> list[Part]:
-    """Calls of the same operator that take the place of one, in order; that one alone if there is no way to split it.
+def gradients(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program | None:
+    """The gradients of a convolution, one after the other, as PyTorch's kernels compute them anyway; None if ``func``
+    computes none.
 
-    The lists of operators that treat each index by itself are split into runs of at most ``most`` bytes, or of a single
-    index. The gradients of a convolution are computed one after the other, as PyTorch's kernels do anyway: that of the
-    weight, with the input; then that of the input, of which the shape is enough.
+    First that of the weight, with the input; then that of the input, of which the shape is enough.
     """
-    if info.list_args:
-        return list(_runs(func, info, args, kwargs, nbytes, most))
     if info.name != _GRADIENTS_OF_CONVOLUTION or len(args) <= _OUTPUT_MASK:
-        return [Part(func, args, kwargs)]
+        return None
     mask = args[_OUTPUT_MASK]
-    if not mask[0] or not any(mask[1:]):
-        return [Part(func, args, kwargs)]
-    of_weight = (*args[:_OUTPUT_MASK], [False, *mask[1:]])
-    of_input = (*args[:_OUTPUT_MASK], [True, False, False])
-    return [Part(func, of_weight, kwargs), Part(func, of_input, kwargs, shape_only=_CONVOLVED)]
+    of_weight = Part(func, (*args[:_OUTPUT_MASK], [False, *mask[1:]]), kwargs)
+    of_input = Part(func, (*args[:_OUTPUT_MASK], [True, False, False]), kwargs, shape_only=_CONVOLVED)
+    if not mask[0]:
+        return None
+    return _one_by_one(info, [of_weight, of_input] if any(mask[1:]) else [of_input])
 
 
 def _runs(

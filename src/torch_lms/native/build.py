@@ -30,7 +30,7 @@ def cached_file() -> Path:
 
     The directory is $TORCH_LMS_CACHE, else ``torch-lms`` in $XDG_CACHE_HOME or ``~/.cache``.
     """
-    return _cache() / f"{MODULE}-torch{torch.__version__}-{_fingerprint()}{_suffix()}"
+    return cache_directory() / f"{MODULE}-torch{torch.__version__}-{_fingerprint()}{_suffix()}"
 
 
 def shipped_file() -> Path:
@@ -110,7 +110,8 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _cache() -> Path:
+def cache_directory() -> Path:
+    """Where what was built, and what was found out about this machine, is kept."""
     chosen = os.environ.get("TORCH_LMS_CACHE")
     if chosen:
         return Path(chosen)

@@ -13,6 +13,11 @@ ToldRecipe = tuple[PageId, int, tuple[PageId, ...], int]
 class Native(Protocol):
     """The extension module. Any thread may call it."""
 
+    def alias(
+        self, tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+    ) -> torch.Tensor:
+        """Another tensor of the same storage, which may be too small for it."""
+
     def claim(self, key: str) -> None:
         """Take the dispatch key of that name, for as long as the process lives.
 

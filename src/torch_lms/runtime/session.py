@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,12 +13,14 @@ from torch_lms.capture.collectives import Collectives
 from torch_lms.capture.compiled import CompiledRegions
 from torch_lms.capture.mode import LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
+from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.split import RUNS
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
+from torch_lms.native.build import cache_directory
 from torch_lms.native.load import IN_PYTHON, Found
 from torch_lms.residency import PageId
 from torch_lms.runtime import collecting, forks
@@ -29,6 +31,7 @@ from torch_lms.runtime.foreign import Seen
 from torch_lms.runtime.holds import Holds
 from torch_lms.runtime.interposer import Interposer, PythonInterposer
 from torch_lms.runtime.interrupts import Interrupts
+from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.native_interposer import NativeFastPath, NativeInterposer, excluded
 from torch_lms.runtime.native_pages import NativePageTable
 from torch_lms.runtime.options import Options
@@ -42,6 +45,10 @@ _PIN_FIRST = (
     "What LMS does not see may find a tensor evicted, or write one that others depend on. Have it run inside "
     "`with torch_lms.pinned(tensor):`, which also counts as written what is pinned"
 )
+
+
+PROOFS = "pieces.json"
+"""The file in the user's cache that tells which pieces give the same bits on this machine."""
 
 
 class _Place(NamedTuple):
@@ -96,6 +103,7 @@ class Session(PageOwner):
     def _interpose(self, found: Found) -> None:
         """Have operations come by: see ``Interposer``."""
         native = found.native
+        proofs = Proofs(cache_directory() / PROOFS)
         self._table: PageTable
         self.interposer: Interposer
         if native is None:
@@ -109,10 +117,10 @@ class Session(PageOwner):
             )
         self.find = self._table.find  # type: ignore[method-assign]  # called most: a frame less
         if native is None:
-            self.mode = LmsMode(self)
+            self.mode = LmsMode(self, proofs=proofs)
             self.interposer = PythonInterposer(self.mode)
         else:
-            self.mode = LmsMode(self, lambda: excluded(native, False))
+            self.mode = LmsMode(self, lambda: excluded(native, False), native.alias, proofs)
             self.interposer = NativeInterposer(native, self, self.mode, fast_path, table)
         self.interposer.reason = found.reason
 
@@ -133,10 +141,27 @@ class Session(PageOwner):
     def entry_of(
         self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_new: bool = False
     ) -> Entry | None:
-        entry = self._table.find(storage)
+        entry = self.known(storage)
         if entry is None and storage_nbytes(storage) >= self.min_size:
             return self._register(storage, tensor, is_new=is_new)
         return entry
+
+    def known(self, storage: torch.UntypedStorage) -> Entry | None:
+        if storage in self.mode.tiles:
+            self.mode.tiles.assemble(storage)
+        return self._table.find(storage)
+
+    def register(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+        self._register(storage, tensor, is_new=True)
+
+    def may_leave(self, entry: Entry) -> bool:
+        with self.lock:
+            self._reap()
+            page = entry.engine.pager.book[entry.page]
+            return not (page.unpageable or page.pins or entry.is_exported)
+
+    def in_pieces(self) -> None:
+        self._watch_all()
 
     def owns(self, storage: torch.UntypedStorage, file: object = None, offset: int = 0) -> None:
         is_seen = storage_nbytes(storage) >= max(self.min_size, READ_UNSEEN)  # whenever it is written
@@ -323,6 +348,9 @@ class Session(PageOwner):
             if self._suspicion is None and not self._holds.keepers:
                 self.fast_path.hand_over()
 
+    def free_bytes(self, device: torch.device) -> int:
+        return auto_limit(device).nbytes
+
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         if self._is_left_alone(entries):
             return
@@ -386,8 +414,8 @@ class Session(PageOwner):
             self._watch_all()
 
     def _watch_all(self) -> None:
-        """The mode has every operation while an interrupt waits, or while what a thread makes stays on the device."""
-        self.interposer.watch_all(self.interrupted or bool(self._holds.keepers))
+        """The mode has every operation while an interrupt waits, a thread's tensors are kept, or some are in tiles."""
+        self.interposer.watch_all(self.interrupted or bool(self._holds.keepers) or bool(self.mode.tiles))
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
@@ -528,7 +556,9 @@ class Session(PageOwner):
                 backend.engine.step_ended()
                 if backend.allocator is not None:
                     backend.allocator.shed()
-            self.fast_path.open_if_all_fits()
+            self._watch_all()
+            if not self.mode.tiles:
+                self.fast_path.open_if_all_fits()
             for backend in backends:
                 backend.engine.step_begins(is_short=not self.fast_path.is_open)
                 backend.forget_calls()
@@ -645,6 +675,10 @@ class Session(PageOwner):
         Raises:
             DeviceFullError: not everything fits. The session goes on, and so it does if another error is raised.
         """
+        try:
+            self.mode.tiles.assemble_all()
+        except WorkingSetError as error:
+            raise self._cannot_end() from error
         with self.lock:
             self._reap()
             try:
@@ -687,6 +721,8 @@ class Session(PageOwner):
 
     def before_fork(self) -> None:
         """All that fits comes back; nothing changes until the process has forked."""
+        with suppress(WorkingSetError):
+            self.mode.tiles.assemble_all()
         self.lock.acquire()
         self._reap()
         forks.bring_back_for_fork(self._table.backends)

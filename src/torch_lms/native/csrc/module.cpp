@@ -632,6 +632,14 @@ py::object take_over() {
       account.peak, account.resident_peak, moved, as_counts(done), lists, planned, dropped, stale, running);
 }
 
+// Another tensor of the same storage, which may be too small for it: whoever uses it sees to that.
+at::Tensor alias(const at::Tensor& tensor, std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset) {
+  at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
+  return made;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
@@ -643,6 +651,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     }
     return told;
   });
+  module.def("alias", &alias);
   module.def("follow", &follow);
   module.def("move", &move);
   module.def("moved", &moved);

@@ -1,0 +1,1 @@
+"""Operations larger than the limit run in pieces, with the same bits, and their results stay in pieces (N27)."""

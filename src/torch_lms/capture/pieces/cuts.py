@@ -1,0 +1,441 @@
+"""How operators are cut: which of their arguments in which slabs, one file's table for all that can be (N27).
+
+A cut says what a piece of the operation is given. Of its results nothing is said: where a piece's lies is seen by
+their shapes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+Arguments = dict[str, Any]
+"""Of a call, by the names of its operator's schema, defaults included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """What a piece takes of an argument: from ``first`` to ``last`` along ``dim``.
+
+    Attributes:
+        before: zeros in front, and ``after``: behind.
+        shape_only: whether nothing but its shape is asked.
+    """
+
+    dim: int
+    first: int
+    last: int
+    before: int = 0
+    after: int = 0
+    shape_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A way to cut an operation.
+
+    Attributes:
+        kind: as people say it: "rows of the result", for one.
+        extent: of what is cut.
+        takes: what the piece from one index to another takes instead of the whole's arguments: slabs, or other values.
+        is_proven: whether it gives the same bits by construction. Else it has to be proved on this machine.
+        step: bounds are multiples of it.
+        keeps: of the results of a piece: dimension, first and last index of what counts; None if all of it does.
+    """
+
+    kind: str
+    extent: int
+    takes: Callable[[int, int], Mapping[str, Any]]
+    is_proven: bool = False
+    step: int = 1
+    keeps: Callable[[int, int], tuple[int, int, int]] | None = None
+
+
+Cuts = Callable[[Arguments], Iterator[Cut]]
+
+
+def cuts_of(packet: str, arguments: Arguments) -> list[Cut]:
+    """The ways to cut a call of the operator of that name (without its overload's), the best first."""
+    found = OPERATORS.get(packet.removeprefix("aten::"))
+    return [] if found is None else [cut for cut in found(arguments) if cut.extent > 1]
+
+
+def _same(names: tuple[str, ...], dim: int) -> Callable[[int, int], dict[str, Slab]]:
+    """Slabs of all arguments of these ``names`` along one dimension."""
+    return lambda first, last: {name: Slab(dim, first, last) for name in names}
+
+
+# -- row by row ------------------------------------------------------------------------------------------------------
+
+
+def _beside(names: tuple[str, ...]) -> Cuts:
+    """Each line along the argument ``dim`` is computed by itself: any other dimension can be cut."""
+
+    def cuts(given: Arguments) -> Iterator[Cut]:
+        tensor = given[names[0]]
+        for dim in _longest_first(tensor, set(range(tensor.dim())) - {given["dim"] % max(1, tensor.dim())}):
+            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(names, dim))
+
+    return cuts
+
+
+def _longest_first(tensor: torch.Tensor, dims: set[int]) -> list[int]:
+    """``dims``, the outermost in memory first."""
+    return sorted((dim for dim in dims if tensor.shape[dim] > 1), key=lambda dim: -tensor.stride()[dim])
+
+
+def _layer_norm(given: Arguments) -> Iterator[Cut]:
+    tensor = given["input"]
+    for dim in range(tensor.dim() - len(given["normalized_shape"])):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("input",), dim))
+
+
+def _layer_norm_backward(given: Arguments) -> Iterator[Cut]:
+    """The gradient of the input alone; those of weight and bias are sums over all rows."""
+    if any(given["output_mask"][1:]):
+        return
+    tensor = given["input"]
+    for dim in range(tensor.dim() - len(given["normalized_shape"])):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("grad_out", "input", "mean", "rstd"), dim))
+
+
+def _group_norm(given: Arguments) -> Iterator[Cut]:
+    tensor = given["input"]
+    batch, channels, groups = given["N"], given["C"], given["group"]
+    step = channels // groups
+
+    def samples(first: int, last: int) -> dict[str, Any]:
+        return {"input": Slab(0, first, last), "N": last - first}
+
+    def by_group(first: int, last: int) -> dict[str, Any]:
+        count = last - first
+        found = {"input": Slab(1, first, last), "C": count, "group": count // step}
+        return found | {name: Slab(0, first, last) for name in ("weight", "bias") if given[name] is not None}
+
+    if tensor.shape[:2] == (batch, channels):
+        yield Cut("samples", batch, samples)
+        yield Cut("groups of channels", channels, by_group, step=step)
+
+
+def _embedding(given: Arguments) -> Iterator[Cut]:
+    yield Cut("indices", given["indices"].shape[0] if given["indices"].dim() else 0, _same(("indices",), 0), True)
+
+
+def _nll_loss_backward(given: Arguments) -> Iterator[Cut]:
+    tensor = given["self"]
+    names = ("self", "target") if given["grad_output"].dim() == 0 else ("grad_output", "self", "target")
+    if tensor.dim() > 1:
+        yield Cut("rows", tensor.shape[0], _same(names, 0), True)
+
+
+def _nll_loss2d_backward(given: Arguments) -> Iterator[Cut]:
+    names = ("target",) if given["grad_output"].dim() == 0 else ("grad_output", "target")
+    tensor = given["self"]
+
+    def takes(dim: int, first: int, last: int) -> dict[str, Slab]:
+        place = dim - (dim > 0)  # without the dimension of classes
+        return {"self": Slab(dim, first, last)} | {name: Slab(place, first, last) for name in names}
+
+    for dim in (0, 2, 3):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
+
+
+def _sum(given: Arguments) -> Iterator[Cut]:
+    """Along dimensions that are kept."""
+    tensor = given["self"]
+    dims = given.get("dim")
+    if not isinstance(dims, list) or not dims or tensor.dim() == 0:
+        return
+    for dim in _longest_first(tensor, set(range(tensor.dim())) - {dim % tensor.dim() for dim in dims}):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim))
+
+
+# -- channel by channel ----------------------------------------------------------------------------------------------
+
+
+def _by_channel(tensors: tuple[str, ...], vectors: tuple[str, ...] = (), is_proven: bool = False) -> Cuts:
+    """Each channel is computed by itself.
+
+    Args:
+        tensors: have it as dimension 1.
+        vectors: have it as dimension 0; some may be missing, or empty.
+    """
+
+    def cuts(given: Arguments) -> Iterator[Cut]:
+        def takes(first: int, last: int) -> dict[str, Slab]:
+            found = {name: Slab(1, first, last) for name in tensors}
+            return found | {name: Slab(0, first, last) for name in vectors if _has_elements(given.get(name))}
+
+        yield Cut("channels", given[tensors[0]].shape[1], takes, is_proven)
+
+    return cuts
+
+
+def _has_elements(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > 0
+
+
+_NORM_VECTORS = ("weight", "bias", "running_mean", "running_var")
+
+
+def _batch_norm(given: Arguments) -> Iterator[Cut]:
+    """By channels. Rows only where the statistics are not the batch's."""
+    yield from _by_channel(("input",), _NORM_VECTORS)(given)
+    if not given.get("training", False):
+        tensor = given["input"]
+        for dim in (0, *range(2, tensor.dim())):
+            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("input",), dim))
+
+
+def _planes(names: tuple[str, ...], space: int, sizes: str = "", is_proven: bool = True) -> Cuts:
+    """Each plane, or volume, of a channel of a sample is computed by itself.
+
+    Args:
+        names: of the arguments that have them.
+        space: 2 for planes, 3 for volumes.
+        sizes: the name of the argument that has the shape of a result.
+    """
+
+    def cuts(given: Arguments) -> Iterator[Cut]:
+        tensor = given[names[0]]
+        planes = tensor.dim() - space
+        for dim in range(planes):
+
+            def takes(first: int, last: int, dim: int = dim) -> dict[str, Any]:
+                found: dict[str, Any] = {name: Slab(dim, first, last) for name in names}
+                if sizes:
+                    whole = list(given[sizes])
+                    found[sizes] = [*whole[:dim], last - first, *whole[dim + 1 :]]
+                return found
+
+            yield Cut("channels" if dim == planes - 1 else "samples", tensor.shape[dim], takes, is_proven)
+
+    return cuts
+
+
+# -- matrix products -------------------------------------------------------------------------------------------------
+
+
+def _product(left: str, right: str, added: str = "") -> Cuts:
+    """Rows of the left, columns of the right, or products of a batch."""
+
+    def cuts(given: Arguments) -> Iterator[Cut]:
+        one, two = given[left], given[right]
+        rows, columns = one.dim() - 2, one.dim() - 1
+        offset = given[added] if added else None
+
+        def with_added(found: dict[str, Slab], dim: int, first: int, last: int) -> dict[str, Slab]:
+            place = dim - (one.dim() - offset.dim()) if offset is not None else -1
+            if offset is not None and place >= 0 and offset.shape[place] > 1:
+                found[added] = Slab(place, first, last)
+            return found
+
+        def some(first: int, last: int) -> dict[str, Slab]:
+            return with_added({left: Slab(0, first, last), right: Slab(0, first, last)}, 0, first, last)
+
+        if one.dim() == 3:
+            yield Cut("matrices", one.shape[0], some)
+        yield Cut("rows", one.shape[rows], lambda a, b: with_added({left: Slab(rows, a, b)}, rows, a, b))
+        yield Cut("columns", two.shape[columns], lambda a, b: with_added({right: Slab(columns, a, b)}, columns, a, b))
+
+    return cuts
+
+
+def _attention(names: tuple[str, ...]) -> Cuts:
+    """Each head of each sample is computed by itself."""
+
+    def cuts(given: Arguments) -> Iterator[Cut]:
+        if given.get("attn_mask") is not None or given.get("dropout_p"):
+            return
+        query = given["query"]
+        if given["key"].shape[1] != query.shape[1]:
+            return
+        for dim, kind in enumerate(("samples", "heads")):
+            yield Cut(kind, query.shape[dim], _same(names, dim))
+
+    return cuts
+
+
+# -- convolutions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A convolution along its first dimension of space."""
+
+    size: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @classmethod
+    def of(cls, given: Arguments) -> "_Line":
+        """Of the arguments of a convolution, or of its gradients."""
+        firsts = [given[name][0] for name in ("stride", "padding", "dilation")]
+        return cls(given["input"].shape[2], given["weight"].shape[2], *firsts)
+
+    @property
+    def reach(self) -> int:
+        """Of the kernel, in indices of the input."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def results(self) -> int:
+        """How many there are."""
+        return (self.size + 2 * self.padding - self.reach) // self.stride + 1
+
+    def seen(self, first: int, last: int) -> tuple[int, int]:
+        """What of the input those results see. Padding counts: it may begin below 0, and end beyond the size."""
+        return first * self.stride - self.padding, (last - 1) * self.stride - self.padding + self.reach
+
+    def seeing(self, first: int, last: int) -> tuple[int, int]:
+        """The results that see any of the input from ``first`` to ``last``."""
+        begin = -(-(first + self.padding - self.reach + 1) // self.stride)
+        end = (last - 1 + self.padding) // self.stride + 1
+        return max(0, begin), min(self.results, end)
+
+    def slab(self, first: int, last: int) -> Slab:
+        """That part of the input, which may begin below 0, and end beyond its size."""
+        inside = (max(0, first), min(self.size, last))
+        return Slab(2, *inside, before=inside[0] - first, after=last - inside[1])
+
+
+def _is_in_full(given: Arguments) -> bool:
+    """Whether there is a batch, and a number for each dimension of space."""
+    space = given["input"].dim() - 2
+    lengths = {len(given[name]) for name in ("stride", "padding", "dilation")}
+    return space > 0 and given["weight"].dim() == space + 2 and lengths == {space}
+
+
+def _without_padding(given: Arguments) -> dict[str, Any]:
+    return {"padding": [0, *given["padding"][1:]]}
+
+
+def _convolution(given: Arguments) -> Iterator[Cut]:
+    tensor, weight = given["input"], given["weight"]
+    if not _is_in_full(given):
+        return
+    line = _Line.of(given)
+    if not given["transposed"] and line.results > 1:
+
+        def rows(first: int, last: int) -> dict[str, Any]:
+            return {"input": line.slab(*line.seen(first, last)), **_without_padding(given)}
+
+        yield Cut("rows", line.results, rows)
+    yield Cut("samples", tensor.shape[0], _same(("input",), 0))
+
+    def channels(first: int, last: int) -> dict[str, Any]:
+        found = {"weight": Slab(1 if given["transposed"] else 0, first, last)}
+        return found | ({"bias": Slab(0, first, last)} if given["bias"] is not None else {})
+
+    if given["groups"] == 1:
+        yield Cut("channels", weight.shape[1 if given["transposed"] else 0], channels)
+        return
+
+    def alone(first: int, last: int) -> dict[str, Any]:
+        return {"input": Slab(1, first, last), "groups": last - first, **channels(first, last)}
+
+    if given["groups"] == tensor.shape[1] == weight.shape[0]:
+        yield Cut("channels", weight.shape[0], alone)
+
+
+def _convolution_backward(given: Arguments) -> Iterator[Cut]:
+    """Either the gradient of the input, or those of weight and bias: ``split.parts`` has told them apart."""
+    tensor, weight = given["input"], given["weight"]
+    of_input, *others = given["output_mask"]
+    if (of_input and any(others)) or given["groups"] != 1 or not _is_in_full(given):
+        return
+    out, into = (1, 0) if given["transposed"] else (0, 1)
+    if of_input:
+        line = _Line.of(given)
+
+        def rows(first: int, last: int) -> dict[str, Any]:
+            begin, end = line.seeing(first, last)
+            size = line.seen(begin, end)
+            slab = Slab(2, 0, size[1] - size[0], shape_only=True)
+            return {"grad_output": Slab(2, begin, end), "input": slab, **_without_padding(given)}
+
+        def kept(first: int, last: int) -> tuple[int, int, int]:
+            begin = line.seen(*line.seeing(first, last))[0]
+            return 2, first - begin, last - begin
+
+        def samples(first: int, last: int) -> dict[str, Any]:
+            return {"grad_output": Slab(0, first, last), "input": Slab(0, first, last, shape_only=True)}
+
+        def channels(first: int, last: int) -> dict[str, Any]:
+            return {"weight": Slab(into, first, last), "input": Slab(1, first, last, shape_only=True)}
+
+        if not given["transposed"] and line.stride <= line.reach and _is_covered(line):
+            yield Cut("rows", line.size, rows, keeps=kept)
+        yield Cut("samples", tensor.shape[0], samples)
+        yield Cut("channels", tensor.shape[1], channels)
+        return
+
+    def weights(first: int, last: int) -> dict[str, Any]:
+        sizes = given["bias_sizes"]
+        found = {"grad_output": Slab(1, first, last), "weight": Slab(out, first, last)}
+        return found | ({"bias_sizes": [last - first]} if sizes else {})
+
+    yield Cut("channels", weight.shape[out], weights)
+
+
+def _is_covered(line: _Line) -> bool:
+    """Whether each index of the input is seen by some result, so that each has a gradient."""
+    return line.seen(line.results - 1, line.results)[1] >= line.size
+
+
+_FUNCTIONS_OF_ROWS = ("grad_output", "output")
+_BATCH_NORM_BACKWARD = ("weight", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+_UPSAMPLED = {"nearest2d": 2, "nearest3d": 3, "bilinear2d": 2, "bicubic2d": 2, "trilinear3d": 3}
+_ATTENTION = ("query", "key", "value")
+
+OPERATORS: dict[str, Cuts] = {
+    "_softmax": _beside(("self",)),
+    "_log_softmax": _beside(("self",)),
+    "_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),
+    "_log_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
+    "native_group_norm": _group_norm,
+    "embedding": _embedding,
+    "nll_loss_backward": _nll_loss_backward,
+    "nll_loss2d_backward": _nll_loss2d_backward,
+    "sum": _sum,
+    "mean": _sum,
+    "amax": _sum,
+    "amin": _sum,
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit": _by_channel(("input",), _NORM_VECTORS),
+    "_native_batch_norm_legit_no_training": _batch_norm,
+    "cudnn_batch_norm": _by_channel(("input",), _NORM_VECTORS),
+    "native_batch_norm_backward": _by_channel(("grad_out", "input"), _BATCH_NORM_BACKWARD),
+    **{
+        f"{pool}{space}d{which}": _planes(names, space)
+        for space in (2, 3)
+        for pool, which, names in (
+            ("max_pool", "_with_indices", ("self",)),
+            ("max_pool", "_with_indices_backward", ("grad_output", "self", "indices")),
+            ("avg_pool", "", ("self",)),
+            ("avg_pool", "_backward", ("grad_output", "self")),
+            ("_adaptive_avg_pool", "", ("self",)),
+            ("_adaptive_avg_pool", "_backward", ("grad_output", "self")),
+        )
+    },
+    **{f"upsample_{kind}": _planes(("self",), space, is_proven=False) for kind, space in _UPSAMPLED.items()},
+    **{
+        f"upsample_{kind}_backward": _planes(("grad_output",), space, "input_size", is_proven=False)
+        for kind, space in _UPSAMPLED.items()
+    },
+    "mm": _product("self", "mat2"),
+    "addmm": _product("mat1", "mat2", "self"),
+    "bmm": _product("self", "mat2"),
+    "baddbmm": _product("batch1", "batch2", "self"),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(_ATTENTION),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(("grad_out", *_ATTENTION, "out", "logsumexp")),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}
+"""By name. Operators that treat each element by itself are cut everywhere, and stand nowhere here."""

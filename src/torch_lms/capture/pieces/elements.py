@@ -1,0 +1,95 @@
+"""Operators that treat each element by itself, in pieces (N27)."""
+
+import math
+from itertools import pairwise, product
+from typing import Any
+
+import torch
+
+from torch_lms.capture.pieces import proof
+from torch_lms.capture.pieces.call import tensors_of
+from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, slabs_of, taken_there
+from torch_lms.capture.pieces.tiles import Region
+from torch_lms.capture.pieces.views import NotInTiles, View
+from torch_lms.capture.tensors import untyped_storage
+
+COPIES = frozenset(f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "fill_", "zero_"))
+"""Operators of which no tag says that they treat each element by itself. They compute nothing."""
+
+
+def run(job: Job) -> Any:
+    """Any regions will do: those of the tiles of an argument, or as many as have to be."""
+    given = job.given
+    written = [name for _, name in job.info.writes]
+    if len(job.likes) != 1 or len(written) > 1:
+        return NOT_CUT
+    target = given[written[0]] if written else job.likes[0]
+    tensors = dict(tensors_of(given))
+    if target.numel() == 0 or target.shape != torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values())):
+        return NOT_CUT
+    views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
+    grid = _grid(job, target, tensors, views, written)
+    regions = list(product(*(list(pairwise(bounds)) for bounds in grid)))
+    if job.info.packet not in COPIES and not _is_free_of_place(job, tensors, target, regions):
+        return NOT_CUT
+    for name, view in views.items():
+        if view is not None and not can_be_read(view, tensors[name], grid):
+            if name in written:
+                job.table.assemble(untyped_storage(tensors[name]))
+            else:
+                tensors[name] = job.table.whole(tensors[name])
+            views[name] = None
+    gathered = [] if written else job.gathered()
+    for region in regions:
+        with job.table.seen():
+            taken = {
+                name: taken_there(tensor, views[name], region, name in written) for name, tensor in tensors.items()
+            }
+        result = job.run_piece(taken)
+        with job.table.seen():
+            if not written:
+                gathered[0].put(region, result)
+            elif (view := views[written[0]]) is not None:
+                view.write(cuts_for(target, region), taken[written[0]])
+        del taken, result  # else they would live while the next ones are made
+    return target if written else job.results(gathered)
+
+
+def _view_of(job: Job, tensor: torch.Tensor) -> View | None:
+    try:
+        return job.table.view_of(tensor)
+    except NotInTiles:
+        job.table.assemble(untyped_storage(tensor))
+        return None
+
+
+def _grid(
+    job: Job,
+    target: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    views: dict[str, View | None],
+    written: list[str],
+) -> list[tuple[int, ...]]:
+    for name in sorted(tensors, key=lambda name: name not in written):
+        view = views[name]
+        if view is not None and tensors[name].shape == target.shape:
+            return [view.bounds(dim) for dim in range(target.dim())]
+    itemsize = sum(tensor.itemsize for tensor in tensors.values() if tensor.dim()) + target.itemsize
+    return slabs_of(target, job.target // itemsize)
+
+
+def _is_free_of_place(job: Job, tensors: dict[str, torch.Tensor], target: torch.Tensor, regions: list[Region]) -> bool:
+    """Whether pieces give the same bits wherever their bounds are; or these do, in which all vectors are full."""
+    given = job.given
+    likes = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
+    types = {name: str(tensor.dtype) for name, tensor in likes.items()}
+    values = {name: str(value) for name, value in given.items() if name not in likes}
+    key = " ".join(("elements", str(job.func), str(types), str(values), *proof.place(job.device)))
+    if job.holds(key, 0, lambda: proof.is_free_of_place(job.func, given)):
+        return True
+    if job.device.type != "cpu" or not proof.is_aligned(target.numel()):
+        return False
+    layout = (target.shape, target.stride())
+    return all((tensor.shape, tensor.stride()) == layout for tensor in likes.values()) and all(
+        proof.is_aligned(math.prod(last - first for first, last in region)) for region in regions
+    )

@@ -1,0 +1,131 @@
+"""One operation that is to be run in pieces, and what it takes to do so (N27)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_lms.capture.pieces.call import unbind
+from torch_lms.capture.pieces.results import Gathered
+from torch_lms.capture.pieces.table import TileTable
+from torch_lms.capture.pieces.tiles import Range, Region, as_dense, is_dense, order_of, part
+from torch_lms.capture.pieces.views import View
+from torch_lms.capture.schema import OpInfo
+
+PARTS = 8
+"""A piece may touch so small a part of the limit. Results of no more than that are not in tiles."""
+
+NOT_CUT: Any = object()
+"""Given instead of a result where an operation is not run in pieces."""
+
+Execute = Callable[[Any, OpInfo, tuple[Any, ...], dict[str, Any], int], Any]
+"""Runs an operation that is a part of another. Last, the position of an argument that is a placeholder, or -1."""
+
+Holds = Callable[[str, int, Callable[[], bool]], bool]
+"""Whether pieces may be used: what is to be proved, the bytes that takes, and how it is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of an operator.
+
+    Attributes:
+        table: of what is in tiles.
+        func: the operator, and ``info`` about it.
+        given: its arguments by name.
+        likes: its results, on the meta device.
+        device: of all these.
+        most: bytes that it may touch.
+        execute: see ``Execute``.
+        holds: see ``Holds``.
+    """
+
+    table: TileTable
+    func: Any
+    info: OpInfo
+    given: dict[str, Any]
+    likes: list[Any]
+    device: torch.device
+    most: int
+    execute: Execute
+    holds: Holds
+
+    @property
+    def target(self) -> int:
+        """Bytes that a piece should touch."""
+        return self.most // PARTS
+
+    def gathered(self) -> list[Gathered]:
+        """To gather pieces of its results in."""
+        with self.table.seen():
+            return [Gathered(like, self.device, self.target, self.table.size_of) for like in self.likes]
+
+    def results(self, gathered: list[Gathered]) -> Any:
+        """As the operator would give them."""
+        results = [result.take(self.table.in_tiles) for result in gathered]
+        return tuple(results) if len(self.func._schema.returns) > 1 else results[0]
+
+    def run_piece(self, taken: Mapping[str, Any], placeholder: str = "") -> Any:
+        """Run a piece.
+
+        Args:
+            taken: arguments instead of the whole's.
+            placeholder: the name of one of which nothing but the shape is asked.
+        """
+        args, kwargs = unbind(self.func, {**self.given, **taken})
+        place = list(self.given).index(placeholder) if placeholder else -1
+        return self.execute(self.func, self.info, args, kwargs, place)
+
+
+# -- what belongs to a region of the result --------------------------------------------------------------------------
+
+
+def slabs_of(tensor: torch.Tensor, most: int) -> list[tuple[int, ...]]:
+    """Bounds in each dimension, so that pieces have at most ``most`` elements, and are in one piece in memory."""
+    bounds: list[tuple[int, ...]] = [(0, size) for size in tensor.shape]
+    left = tensor.numel()
+    for dim in order_of(tensor):
+        size = tensor.shape[dim]
+        if left <= most or size == 0:
+            break
+        left //= size
+        length = max(1, most // left)
+        bounds[dim] = (*range(0, size, length), size)
+    return bounds
+
+
+def taken_there(tensor: torch.Tensor, view: View | None, region: Region, in_place: bool = False) -> torch.Tensor:
+    """What of an argument belongs to ``region`` of the result, to whose shape it may be expanded.
+
+    Args:
+        view: where it is in its tiles; None if it is in none.
+        in_place: whether it is written, so that no copy will do.
+    """
+    cuts = cuts_for(tensor, region)
+    if view is not None:
+        return view.read(cuts)
+    piece = part(tensor, tuple(cuts.get(dim, (0, size)) for dim, size in enumerate(tensor.shape)))
+    return piece if in_place or not is_dense(tensor) else as_dense(piece, order_of(tensor))
+
+
+def cuts_for(tensor: torch.Tensor, region: Region) -> dict[int, Range]:
+    """The same by dimensions of the argument, as far as it is cut there."""
+    offset = len(region) - tensor.dim()
+    cuts = {}
+    for dim, size in enumerate(tensor.shape):
+        first, last = region[dim + offset]
+        if size > 1 and last - first < size:
+            cuts[dim] = (first, last)
+    return cuts
+
+
+def can_be_read(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]]) -> bool:
+    """Whether all that belongs to the pieces between the bounds of ``grid`` can be taken from tiles."""
+    offset = len(grid) - tensor.dim()
+    for dim, size in enumerate(tensor.shape):
+        bounds = grid[dim + offset]
+        step = view.step(dim)
+        if size > 1 and len(bounds) > 2 and (step == 0 or any(bound % step for bound in bounds[:-1])):
+            return False
+    return True

@@ -1,0 +1,202 @@
+"""Whether a cut gives the same bits: tried on this machine, before it is used for the first time (N27)."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
+from torch_lms.capture.pieces.tiles import dense_strides, order_of
+
+Pieces = Callable[[dict[str, Any]], list[Any]]
+"""Runs a call in pieces, on given arguments, and returns whole results."""
+
+_SEED = 20_261_125
+WHOLE = 1 << 62
+"""Bytes: no result is larger."""
+
+_COMPARED = 64
+"""So many elements at least of each result."""
+
+_MAX_TRIES = 64
+_MAX_ELEMENTS = 1 << 27
+"""Of all arguments that are drawn for that: what would take longer is not proved."""
+
+_TRIED = 1 << 13
+"""Elements on which it is tried whether the bits of an element depend on its place."""
+
+_LENGTHS = (13, 1001)
+"""Of the pieces that these are tried in: no multiples of any vector's. Most elements of a short one are left over."""
+
+_SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 1e30, -1e30, math.inf, -math.inf)
+"""Among the numbers that are tried."""
+
+_ALIGNED = 64
+"""Elements. Kernels treat that many at once, or fewer, and what is left in another way."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Whole numbers of so many bytes."""
+
+_GRAIN = 32_768
+"""Elements from which on PyTorch's kernels for single elements use more threads."""
+
+
+class Proofs:
+    """What has been tried, and how it ended. Remembered in a file, by machine and PyTorch.
+
+    Args:
+        path: of the file; None to remember nothing after the process.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, bool] = {}
+        if path is not None:
+            with suppress(OSError, ValueError):
+                told = json.loads(path.read_text())
+                self._known = {str(key): value is True for key, value in told.items()}
+
+    def known(self, key: str) -> bool | None:
+        """The verdict on ``key``; None if it was never tried."""
+        return self._known.get(key)
+
+    def remember(self, key: str, holds: bool) -> None:
+        """The verdict on ``key``."""
+        self._known[key] = holds
+        if self._path is None:
+            return
+        with suppress(OSError):  # another run has to try once more
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = self._path.with_suffix(f".{os.getpid()}")
+            scratch.write_text(json.dumps(self._known))
+            scratch.replace(self._path)
+
+
+def signature(func: Any, given: Mapping[str, Any]) -> str:
+    """Of a call: operator, shapes, strides and types of its arguments, values of others, and where it runs."""
+    told = [str(func)]
+    device = torch.device("cpu")
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            device = value.device
+            told.append(f"{name}={tuple(value.shape)}{tuple(value.stride())}{value.dtype}")
+        else:
+            told.append(f"{name}={value!r}")
+    return " ".join((*told, *place(device)))
+
+
+def place(device: torch.device) -> tuple[str, ...]:
+    """What else the bits may depend on."""
+    kind = device.type
+    settings = (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
+    if kind == "cpu":
+        where = f"{torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
+    else:
+        module = torch.get_device_module(kind)
+        cudnn = torch.backends.cudnn
+        where = f"{module.get_device_name()} {cudnn.allow_tf32} {cudnn.benchmark} {cudnn.deterministic}"
+    return torch.__version__, where, *map(str, settings)
+
+
+def gives_the_same(func: Any, given: Mapping[str, Any], in_pieces: Pieces) -> bool:
+    """Whether on random numbers, of the shapes in ``given``, a call as a whole gives the bits that its pieces give.
+
+    A few sums may be equal by chance: small results are compared several times.
+    """
+    elements = sum(tensor.numel() for _, tensor in tensors_of(given))
+    for number in range(_MAX_TRIES):
+        tried = random_like(given, number)
+        args, kwargs = unbind(func, tried)
+        whole = as_results(func(*args, **kwargs))
+        if not all(is_same(one, other) for one, other in zip(whole, in_pieces(tried), strict=True)):
+            return False
+        smallest = min((result.numel() for result in whole if _is_float(result) and result.numel()), default=_COMPARED)
+        if smallest * (number + 1) >= _COMPARED:
+            return True
+        if elements * (number + 1) > _MAX_ELEMENTS:
+            return False
+    return False
+
+
+def random_like(given: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
+    """Arguments of the same shapes, with numbers that are drawn anew, but for whole ones, which are kept.
+
+    Args:
+        number: of the draw.
+    """
+    values = enumerate(given.items(), len(given) * number)
+    return {name: _random(value, place) if _is_float(value) else value for place, (name, value) in values}
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _random(like: torch.Tensor, place: int) -> torch.Tensor:
+    generator = torch.Generator(like.device)
+    generator.manual_seed(_SEED + place)
+    strides = dense_strides(like.shape, order_of(like))
+    made = torch.empty_strided(like.shape, strides, dtype=like.dtype, device=like.device)
+    return (
+        made.normal_(generator=generator).abs_().add_(0.125) if like.dim() <= 1 else made.normal_(generator=generator)
+    )
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two results have the same bits. What is no number is that in both, whatever else its bits say."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return one is other or one == other
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = _BITS.get(one.dtype.itemsize)
+    if bits is None:  # a complex number
+        one, other, bits = torch.view_as_real(one), torch.view_as_real(other), _BITS[one.dtype.itemsize // 2]
+    same = one.view(bits) == other.view(bits)
+    if one.is_floating_point() and not same.all():
+        same |= one.isnan() & other.isnan()
+    return bool(same.all())
+
+
+# -- single elements -------------------------------------------------------------------------------------------------
+
+
+def is_free_of_place(func: Any, given: Mapping[str, Any]) -> bool:
+    """Whether each element of a result depends on nothing but the elements at its place, wherever that is."""
+    generator = torch.Generator().manual_seed(_SEED)
+    tried: dict[str, Any] = {}
+    for name, tensor in tensors_of(given):
+        dtype = tensor.dtype if tensor.is_complex() else torch.float32
+        values = torch.randn(_TRIED, generator=generator, dtype=dtype) * 3
+        tried[name] = values.to(tensor.device).to(tensor.dtype)
+        tried[name][: len(_SPECIAL) ** 2] = _special(len(tried)).to(tensor.dtype)
+    whole = _called(func, given, tried, 0, _TRIED)
+    for length in _LENGTHS:
+        for first in range(0, _TRIED, length):
+            last = min(_TRIED, first + length)
+            pieces = _called(func, given, tried, first, last)
+            if not all(is_same(one[first:last], other) for one, other in zip(whole, pieces, strict=True)):
+                return False
+    return True
+
+
+def _special(argument: int) -> torch.Tensor:
+    """Special numbers for the first or second argument, so that each meets each."""
+    values = torch.tensor(_SPECIAL)
+    return values.repeat(len(_SPECIAL)) if argument % 2 else values.repeat_interleave(len(_SPECIAL))
+
+
+def _called(func: Any, given: Mapping[str, Any], tried: dict[str, Any], first: int, last: int) -> list[Any]:
+    slabs = {name: tensor[first:last].clone() for name, tensor in tried.items()}
+    args, kwargs = unbind(func, {**given, **slabs})
+    return as_results(func(*args, **kwargs))
+
+
+def is_aligned(elements: int) -> bool:
+    """Whether kernels for single elements treat a tensor of so many in full vectors alone, on every thread."""
+    threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
+    return elements % _ALIGNED == 0 and (threads <= 1 or -(-elements // threads) % _ALIGNED == 0)

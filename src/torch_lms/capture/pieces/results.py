@@ -1,0 +1,74 @@
+"""Gathers what the pieces of an operation gave: small results into one tensor, large ones as tiles (N27)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_lms.capture.pieces.tiles import Region, Tiles, as_dense, dense_strides, is_dense, order_of, part
+from torch_lms.capture.tensors import untyped_storage
+
+InTiles = Callable[[torch.Tensor, Tiles], torch.Tensor]
+"""Makes a tensor, as the one on the meta device is, whose bytes are in these tiles."""
+
+
+class Gathered:
+    """One result of an operation, whose pieces come one by one.
+
+    Args:
+        like: the whole, on the meta device; None for a result that there is none of.
+        device: where it is.
+        most: bytes up to which it is one tensor.
+        size_of: the bytes of a storage, wherever they are.
+    """
+
+    def __init__(
+        self, like: Any, device: torch.device, most: int, size_of: Callable[[torch.UntypedStorage], int]
+    ) -> None:
+        self._size_of = size_of
+        self._like = like
+        self._device = device
+        self._cells: dict[Region, torch.Tensor] = {}
+        self._whole: Any = None
+        self._end = 0
+        if isinstance(like, torch.Tensor) and like.numel() * like.itemsize <= most:
+            self._whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+
+    def append(self, piece: Any) -> None:
+        """The next one, along the one dimension in which it is smaller than the whole."""
+        if not isinstance(piece, torch.Tensor) or piece.numel() == 0:
+            self._whole = piece
+            return
+        dims = [dim for dim, size in enumerate(self._like.shape) if piece.shape[dim] != size]
+        region = [(0, size) for size in self._like.shape]
+        if dims:
+            (dim,) = dims
+            region[dim] = (self._end, self._end + piece.shape[dim])
+            self._end = region[dim][1]
+        self.put(tuple(region), piece)
+
+    def put(self, region: Region, piece: torch.Tensor) -> None:
+        """What is in ``region``."""
+        if self._whole is not None:
+            part(self._whole, region).copy_(piece)
+            return
+        order = order_of(self._like)
+        cell = as_dense(piece, order)
+        is_own = is_dense(cell) and self._size_of(untyped_storage(cell)) == cell.numel() * cell.itemsize
+        if not is_own:
+            strides = dense_strides(piece.shape, order)
+            cell = torch.empty_strided(piece.shape, strides, dtype=piece.dtype, device=piece.device).copy_(piece)
+        self._cells[region] = cell
+
+    def take(self, in_tiles: InTiles) -> Any:
+        """The result."""
+        if not self._cells:
+            return self._whole
+        bounds = []
+        for dim in range(self._like.dim()):
+            bounds.append(tuple(sorted({bound for region in self._cells for bound in region[dim]})))
+        cells = {
+            tuple(bounds[dim].index(first) for dim, (first, _) in enumerate(region)): cell
+            for region, cell in self._cells.items()
+        }
+        return in_tiles(self._like, Tiles(self._like, self._device, bounds, cells))

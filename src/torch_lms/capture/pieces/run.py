@@ -1,0 +1,130 @@
+"""Runs operations in pieces that need more than the limit by themselves (N27)."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_lms.capture.page_owner import PageOwner
+from torch_lms.capture.pieces import copies, elements, losses, slabs
+from torch_lms.capture.pieces.call import as_results, bind
+from torch_lms.capture.pieces.job import NOT_CUT, Execute, Job
+from torch_lms.capture.pieces.proof import Proofs
+from torch_lms.capture.pieces.table import TileTable
+from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.sizes import on_meta
+from torch_lms.capture.tensors import is_bare, untyped_storage
+from torch_lms.units import format_bytes
+
+_log = logging.getLogger(__name__)
+
+_MIN_PIECE = 16
+"""Limits below so many times the size of the smallest page leave no room for pieces that are pages."""
+
+_CAT = "aten::cat"
+
+
+class Pieces:
+    """Operations that need more than the limit by themselves, as far as pieces give the same bits.
+
+    Args:
+        owner: of the pages.
+        table: of what is in tiles.
+        execute: runs an operation that is a part of another.
+        proofs: what has been tried so far.
+
+    Attributes:
+        operations: how many ran in pieces.
+        unproved: operators that ran as a whole, since there was no memory to try whether pieces give the same bits.
+    """
+
+    def __init__(self, owner: PageOwner, table: TileTable, execute: Execute, proofs: Proofs) -> None:
+        self.operations = 0
+        self.unproved: set[str] = set()
+        self._owner = owner
+        self._table = table
+        self._execute = execute
+        self._proofs = proofs
+
+    def run(
+        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], most: int, new_bytes: int
+    ) -> Any:
+        """Run an operation in pieces, if it needs more than ``most`` bytes and can be cut; else give ``NOT_CUT``.
+
+        Args:
+            new_bytes: that it creates.
+        """
+        if info.seeded or info.list_args or info.collective or not info.is_simple or self._table.is_working:
+            return NOT_CUT
+        if most < _MIN_PIECE * self._owner.min_size:
+            return NOT_CUT
+        tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+        if not tensors or not all(map(is_bare, tensors)):
+            return NOT_CUT
+        device = max(tensors, key=torch.Tensor.numel).device
+        if device.type != self._owner.kind or any(t.device != device for t in tensors if t.dim()):
+            return NOT_CUT
+        storages = {id(storage): storage for storage in map(untyped_storage, tensors)}
+        if sum(map(self._table.size_of, storages.values())) + new_bytes <= most:
+            return NOT_CUT
+        run = _way_of(func, info)
+        if run is None:
+            return NOT_CUT
+        try:
+            given = bind(func, args, kwargs)
+            likes = as_results(on_meta(func, args, kwargs))
+        except Exception:  # no meta kernel, or an error that the operator itself will raise
+            return NOT_CUT
+        holds = partial(self._holds, info.packet, device)
+        with self._table.working():
+            result = run(Job(self._table, func, info, given, likes, device, most, self._execute, holds))
+        self.operations += result is not NOT_CUT
+        return result
+
+    def _holds(self, packet: str, device: torch.device, key: str, nbytes: int, attempt: Callable[[], bool]) -> bool:
+        """See ``Holds``."""
+        known = self._proofs.known(key)
+        if known is not None:
+            return known
+        if nbytes and nbytes > self._owner.free_bytes(device):
+            self._tell_unproved(packet, nbytes)
+            return False
+        try:
+            with self._owner.unseen():
+                known = attempt()
+        except Exception as error:
+            if self._owner.is_out_of_memory(error):
+                self._tell_unproved(packet, nbytes)
+                return False
+            known = False  # the operator refuses such pieces, or such numbers
+        self._proofs.remember(key, known)
+        return known
+
+    def _tell_unproved(self, packet: str, nbytes: int) -> None:
+        if packet not in self.unproved:
+            self.unproved.add(packet)
+            _log.warning(
+                "%s runs as a whole, beyond the limit: to try whether it gives the same bits in pieces takes %s, which "
+                "are not there. What was tried is remembered: run the same once where there is more memory, with the "
+                "same limit",
+                packet,
+                format_bytes(nbytes),
+            )
+
+
+def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
+    """How an operator is run in pieces; None if it cannot be."""
+    if info.packet in copies.CONSTANTS:
+        return copies.constant
+    if info.packet == _CAT:
+        return copies.cat
+    if info.packet in losses.LOSSES:
+        return losses.run
+    if any(argument.is_out for argument in func._schema.arguments):
+        return None
+    if info.pointwise or info.packet in elements.COPIES:
+        return elements.run
+    return slabs.run if slabs.can_cut(info) else None

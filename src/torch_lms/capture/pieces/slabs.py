@@ -1,0 +1,180 @@
+"""Operators that the table of cuts tells how to cut (N27)."""
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from torch_lms.capture.pieces import proof
+from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
+from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
+from torch_lms.capture.pieces.job import NOT_CUT, PARTS, Job
+from torch_lms.capture.pieces.results import Gathered
+from torch_lms.capture.pieces.tiles import as_dense, dense_strides, order_of
+from torch_lms.capture.pieces.views import NotInTiles, View
+from torch_lms.capture.placeholder import of_shape
+from torch_lms.capture.registry import storage_nbytes
+from torch_lms.capture.schema import OpInfo
+
+_PARTS = (PARTS, 4, 2)
+"""Of the limit: how large pieces may be."""
+
+Bounds = tuple[int, ...]
+
+
+def can_cut(info: OpInfo) -> bool:
+    """Whether the table has the operator. Pieces may be copies, so that it may write nothing but statistics."""
+    name = info.packet.removeprefix("aten::")
+    return name in OPERATORS and (not info.writes or "batch_norm" in name)
+
+
+def run(job: Job) -> Any:
+    """By the best cut of those that give the same bits."""
+    for _, cut, bounds in sorted(_ways(job), key=lambda way: way[0]):
+        if cut.is_proven or _is_proven(job, cut, bounds):
+            return _run(job, cut, bounds)
+    return NOT_CUT
+
+
+def _ways(job: Job) -> Iterator[tuple[tuple[int, int], Cut, Bounds]]:
+    """Cuts whose pieces fit, and their bounds. First how good each is, smaller is better: how many arguments in tiles
+    have to be cut anew for it, and how large pieces are: where small ones lead to other kernels, large ones may not.
+    """
+    tensors = dict(tensors_of(job.given))
+    made = sum(like.numel() * like.itemsize for like in job.likes if isinstance(like, torch.Tensor))
+    for cut in cuts_of(job.info.packet, job.given):
+        slabs = {name: slab for name, slab in cut.takes(0, cut.step).items() if isinstance(slab, Slab)}
+        held = sum(tensor.nbytes for name, tensor in tensors.items() if name not in slabs)
+        flowing = made + sum(tensors[name].nbytes for name, slab in slabs.items() if not slab.shape_only)
+        views = [_view_of(job, tensors[name], slab) for name, slab in slabs.items()]
+        in_tiles = [(view, dim) for view, dim in views if view is not None]
+        anew = sum(dim < 0 for _, dim in views) + sum(len(view.bounds(dim)) <= 2 for view, dim in in_tiles)
+        step = math.lcm(cut.step, *(view.step(dim) for view, dim in in_tiles))
+        for parts in _PARTS:
+            longest = job.most // parts * cut.extent // max(1, flowing)
+            bounds = _bounds(cut, max(step, longest // step * step), in_tiles)
+            largest = max(last - first for first, last in pairwise(bounds))
+            if len(bounds) > 2 and held + flowing * largest // cut.extent <= job.most:
+                yield (anew, -parts), cut, bounds
+
+
+def _view_of(job: Job, tensor: torch.Tensor, slab: Slab) -> tuple[View | None, int]:
+    """Where in its tiles ``tensor`` is, and the dimension that is to be cut; -1 if it cannot be."""
+    if slab.shape_only:
+        return None, slab.dim
+    try:
+        view = job.table.view_of(tensor)
+    except NotInTiles:
+        return None, -1
+    return (view, slab.dim) if view is None or view.step(slab.dim) else (None, -1)
+
+
+def _bounds(cut: Cut, longest: int, in_tiles: list[tuple[View, int]]) -> Bounds:
+    """Those of the first argument whose tiles are about as long; else anew."""
+    for view, dim in in_tiles:
+        bounds = view.bounds(dim)
+        if bounds[-1] == cut.extent and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
+            return bounds
+    return (*range(0, cut.extent, longest), cut.extent)
+
+
+# -- proved ----------------------------------------------------------------------------------------------------------
+
+
+def _is_proven(job: Job, cut: Cut, bounds: Bounds) -> bool:
+    nbytes = 2 * sum(tensor.nbytes for _, tensor in tensors_of(job.given))
+    nbytes += 3 * sum(like.numel() * like.itemsize for like in job.likes if isinstance(like, torch.Tensor))
+    key = f"{cut.kind} {bounds} {proof.signature(job.func, job.given)}"
+
+    def attempt() -> bool:
+        return proof.gives_the_same(job.func, job.given, lambda tried: _tried(job, cut, bounds, tried))
+
+    return job.holds(key, nbytes, attempt)
+
+
+def _tried(job: Job, cut: Cut, bounds: Bounds, tried: dict[str, Any]) -> list[Any]:
+    """Whole results of pieces of ``tried``, which is in no tiles."""
+    gathered = [Gathered(like, job.device, proof.WHOLE, storage_nbytes) for like in job.likes]
+    for first, last in pairwise(bounds):
+        args, kwargs = unbind(job.func, {**tried, **_taken(cut, first, last, tried, {})})
+        for result, piece in zip(gathered, as_results(job.func(*args, **kwargs)), strict=True):
+            result.append(_kept(cut, first, last, piece))
+    return [result.take(job.table.in_tiles) for result in gathered]
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
+    table, given = job.table, dict(job.given)
+    views: dict[str, View] = {}
+    takes = cut.takes(0, bounds[1])
+    placeholder = ""
+    for name, tensor in tensors_of(job.given):
+        slab = takes.get(name)
+        if not isinstance(slab, Slab):
+            given[name] = table.whole(tensor)
+            continue
+        if slab.shape_only:
+            placeholder = name
+            continue
+        view, dim = _view_of(job, tensor, slab)
+        if dim < 0:
+            given[name] = table.whole(tensor)
+        if view is None:
+            view = table.tile(given[name], slab.dim, bounds, job.most)
+        elif len(view.bounds(dim)) <= 2:
+            with table.seen():
+                view.refine(dim, _even(tensor.shape[dim], len(bounds) - 1, view.step(dim)))
+        if view is not None:
+            views[name] = view
+    gathered = job.gathered()
+    for first, last in pairwise(bounds):
+        with table.seen():
+            taken = _taken(cut, first, last, given, views)
+        found = as_results(job.run_piece({**given, **taken}, placeholder))
+        del taken  # else it would live while the next one is made
+        with table.seen():
+            for result in gathered:
+                result.append(_kept(cut, first, last, found.pop(0)))
+    return job.results(gathered)
+
+
+def _even(size: int, count: int, step: int) -> Bounds:
+    """Bounds of ``count`` parts of ``size``, or fewer: multiples of ``step``."""
+    length = max(step, -(-size // (count * step)) * step)
+    return (*range(0, size, length), size)
+
+
+def _taken(cut: Cut, first: int, last: int, given: Mapping[str, Any], views: Mapping[str, View]) -> dict[str, Any]:
+    """What the piece from ``first`` to ``last`` is given in place of the whole's arguments."""
+    return {
+        name: _slab(given[name], value, views.get(name)) if isinstance(value, Slab) else value
+        for name, value in cut.takes(first, last).items()
+    }
+
+
+def _slab(tensor: torch.Tensor, slab: Slab, view: View | None) -> torch.Tensor:
+    order = order_of(tensor)
+    if slab.shape_only:
+        shape = list(tensor.shape)
+        shape[slab.dim] = slab.last - slab.first
+        return of_shape(shape, dense_strides(shape, order), tensor.dtype, tensor.device)
+    if view is not None:
+        found = view.read({slab.dim: (slab.first, slab.last)})
+    else:
+        found = tensor.narrow(slab.dim, slab.first, slab.last - slab.first)
+    if slab.before or slab.after:
+        rest = tensor.dim() - 1 - slab.dim
+        found = torch.constant_pad_nd(found, [0, 0] * rest + [slab.before, slab.after])
+    return found if tensor.dim() <= 1 else as_dense(found, order)  # vectors may be written
+
+
+def _kept(cut: Cut, first: int, last: int, piece: Any) -> Any:
+    """What of a piece's result counts."""
+    if cut.keeps is None or not isinstance(piece, torch.Tensor):
+        return piece
+    dim, begin, end = cut.keeps(first, last)
+    return piece.narrow(dim, begin, end - begin)

@@ -1,0 +1,222 @@
+"""Which tensors are in tiles, and how they become whole once more (N27)."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from torch_lms.capture.page_owner import PageOwner, Use
+from torch_lms.capture.pieces.tiles import Tiles, copied, is_dense, order_of
+from torch_lms.capture.pieces.views import View
+from torch_lms.capture.registry import STORAGE, storage_nbytes
+from torch_lms.capture.tensors import set_view, span, untyped_storage
+
+Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
+"""Gives another tensor of the same storage, of any size, strides and offset: the storage may be too small for it."""
+
+
+def alias_by_memory(
+    tensor: torch.Tensor, sizes: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """See ``Alias``. Without the native interposer the storage is large enough for a moment, though nobody touches it.
+
+    On a CPU that costs addresses, but no memory.
+    """
+    storage = untyped_storage(tensor)
+    nbytes = storage_nbytes(storage)
+    like = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
+    STORAGE.resize_(storage, (offset + span(like)) * tensor.element_size())
+    made: torch.Tensor = set_view(
+        torch.empty(0, dtype=tensor.dtype, device=tensor.device), storage, offset, sizes, strides
+    )
+    STORAGE.resize_(storage, nbytes)
+    return made
+
+
+class _Assembling(Use):
+    """A tensor in tiles becomes one whole."""
+
+    name = "lms::assemble"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def __str__(self) -> str:
+        return "the use as a whole of a tensor that was computed in pieces"
+
+
+class TileTable:
+    """Tensors whose storage is empty, and whose bytes are in small pages.
+
+    Who knows how to take tiles asks for a ``view_of`` them. Whoever else asks for such a storage has it ``assembled``.
+
+    Args:
+        owner: of the pages.
+        seen: inside it, operations are seen as any of the program's.
+        alias: see ``Alias``.
+    """
+
+    def __init__(self, owner: PageOwner, seen: Callable[[], AbstractContextManager[Any]], alias: Alias) -> None:
+        self.seen = seen
+        self._owner = owner
+        self._alias = alias
+        self._tiles: weakref.WeakKeyDictionary[torch.UntypedStorage, Tiles] = weakref.WeakKeyDictionary()
+        self._lock = threading.RLock()
+        self._local = threading.local()
+
+    def __bool__(self) -> bool:
+        return bool(self._tiles)
+
+    def __contains__(self, storage: torch.UntypedStorage) -> bool:
+        return bool(self._tiles) and storage in self._tiles
+
+    def are_among(self, tensors: Iterable[Any]) -> bool:
+        """Whether any of ``tensors`` is in tiles."""
+        return bool(self._tiles) and any(
+            isinstance(tensor, torch.Tensor) and untyped_storage(tensor) in self._tiles for tensor in tensors
+        )
+
+    def size_of(self, storage: torch.UntypedStorage) -> int:
+        """Bytes of ``storage``, wherever they are."""
+        if storage in self:
+            return self._tiles[storage].nbytes
+        page = self._owner.find(storage)
+        return storage_nbytes(storage) if page is None else page.nbytes
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the calling thread works for the table: what it does then is not cut once more."""
+        return getattr(self._local, "is_working", False)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Inside, the calling thread does."""
+        before = self.is_working
+        with self._lock, torch.no_grad():
+            self._local.is_working = True
+            try:
+                yield
+            finally:
+                self._local.is_working = before
+
+    # -- whole once more ---------------------------------------------------------------------------------------------
+
+    def assemble(self, storage: torch.UntypedStorage) -> None:
+        """Give ``storage`` memory, and the bytes that are in tiles: it becomes a page as any other."""
+        with self.working():
+            tiles = self._tiles.pop(storage, None)
+            if tiles is None:
+                return
+            try:
+                if self._owner.find(storage) is None:
+                    self._give_memory(storage, tiles)
+                whole = self._whole_of(storage, tiles)
+                with self.seen():
+                    tiles.assemble(whole)
+            except BaseException:
+                self._tiles[storage] = tiles  # what is not there yet must not be taken for there
+                raise
+
+    def assemble_all(self) -> None:
+        """Nothing is in tiles from now on."""
+        for storage in list(self._tiles):
+            self.assemble(storage)
+
+    def _give_memory(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
+        self._owner.begin(_Assembling(tiles.device), [], tiles.nbytes)
+        try:
+            STORAGE.resize_(storage, tiles.nbytes)
+            self._owner.register(storage, self._whole_of(storage, tiles))
+        finally:
+            self._owner.end([], [])
+
+    def _whole_of(self, storage: torch.UntypedStorage, tiles: Tiles) -> torch.Tensor:
+        with self._owner.unseen():
+            whole = torch.empty(0, dtype=tiles.dtype, device=tiles.device)
+            return set_view(whole, storage, 0, tiles.sizes, tiles.strides)
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def make_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What ``func`` gives, that makes views of a tensor in tiles: PyTorch refuses those of an empty storage."""
+        (tensor,) = (leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor))
+        tiles = self._tiles[untyped_storage(tensor)]
+
+        def to_meta(value: torch.Tensor) -> torch.Tensor:
+            base = torch.empty_strided(tiles.sizes, tiles.strides, dtype=tiles.dtype, device="meta")
+            return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+        def to_alias(shown: torch.Tensor) -> torch.Tensor:
+            return self._alias(tensor, tuple(shown.shape), shown.stride(), int(shown.storage_offset()))
+
+        with self._owner.unseen():
+            shown = func(*pytree.tree_map_only(torch.Tensor, to_meta, args), **kwargs)
+            return pytree.tree_map_only(torch.Tensor, to_alias, shown)
+
+    def view_of(self, tensor: torch.Tensor) -> View | None:
+        """Where in its tiles ``tensor`` is; None if it has none.
+
+        Raises:
+            NotInTiles: it is in tiles, and not to be found there.
+        """
+        storage = untyped_storage(tensor)
+        return View(tensor, self._tiles[storage]) if storage in self else None
+
+    def part_as_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` itself; a copy, if it shows a part of what is in tiles, so that the rest need not come."""
+        view = View.or_none(tensor, self._tiles.get(untyped_storage(tensor)))
+        if view is None or view.is_all:
+            return tensor
+        with self.working(), self.seen():
+            return view.read({})
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` or a copy of it, in no tiles."""
+        tensor = self.part_as_copy(tensor)
+        self.assemble(untyped_storage(tensor))
+        return tensor
+
+    # -- into tiles --------------------------------------------------------------------------------------------------
+
+    def in_tiles(self, like: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+        """A new tensor, as ``like`` is, whose bytes are in ``tiles``."""
+        with self._owner.unseen():
+            bare = torch.empty(0, dtype=like.dtype, device=tiles.device)
+            made = self._alias(bare, tuple(like.shape), like.stride(), 0)
+        self._enter(untyped_storage(made), tiles)
+        return made
+
+    def tile(self, tensor: torch.Tensor, dim: int, bounds: tuple[int, ...], most: int) -> View | None:
+        """Cut a page into tiles along ``dim``, if it has more than half of ``most`` bytes: as a whole it would come for
+        each piece. None if it stays whole.
+        """
+        storage = untyped_storage(tensor)
+        page = self._owner.find(storage)
+        if page is None or page.nbytes * 2 <= most or not is_dense(tensor) or tensor.nbytes != page.nbytes:
+            return None
+        if not self._owner.may_leave(page):
+            return None
+        grid: list[tuple[int, ...]] = [(0, size) for size in tensor.shape]
+        grid[dim] = bounds
+        tiles = Tiles(tensor, tensor.device, grid, {})
+        with self.seen():
+            whole = tensor.detach()
+            for (place, _), (first, last) in zip(tiles.regions(), pairwise(bounds), strict=True):
+                tiles.cells[place] = copied(whole.narrow(dim, first, last - first), order_of(tensor))
+        STORAGE.resize_(storage, 0)
+        self._owner.resized(page)
+        self._enter(storage, tiles)
+        return View(tensor, tiles)
+
+    def _enter(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
+        self._tiles[storage] = tiles
+        self._owner.in_pieces()
