@@ -154,6 +154,7 @@ def enable(
     policy: str = "planned",
     recompute: bool = True,
     *,
+    exact: bool = True,
     device: str | torch.device = "auto",
     tune: Mapping[str, Any] | None = None,
 ) -> None:
@@ -171,6 +172,8 @@ def enable(
             /tmp that is on a disk.
         policy: "planned"; "reactive"; or "tflms2", plans by the rules of IBM's LMS for TensorFlow (docs/tflms.md).
         recompute: whether a planned session may recompute tensors instead of moving them.
+        exact: True: what exceeds the limit by itself runs in pieces only if these are seen to give the same bits. False:
+            also if they may be rounded in another way; ``stats().inexact`` names such operators.
         device: "auto": the accelerator if there is one, else the CPU.
         tune: tunables of the policy "tflms2", by IBM's names. Those not given are chosen for each kind of step.
 
@@ -196,6 +199,7 @@ def session(
     policy: str = "planned",
     recompute: bool = True,
     *,
+    exact: bool = True,
     device: str | torch.device = "auto",
     tune: Mapping[str, Any] | None = None,
 ) -> Iterator[Lms]:

@@ -34,6 +34,7 @@ class Options:
         spill_dir: directory of the spill file.
         policy: name.
         recompute: whether pages may be recomputed instead of being moved.
+        exact: whether pieces of an operation must give the same bits as the whole (N27).
         make_plan: makes the plans of the policy, if it follows any.
     """
 
@@ -44,6 +45,7 @@ class Options:
     spill_dir: Path
     policy: str
     recompute: bool
+    exact: bool
     make_plan: MakePlan
 
     def new_policy(self) -> Policy:
@@ -59,6 +61,7 @@ def check(
     spill_dir: str | os.PathLike[str] | None,
     policy: str,
     recompute: bool,
+    exact: bool,
     device: str | torch.device,
     tune: Mapping[str, Any] | None,
 ) -> Options:
@@ -72,6 +75,13 @@ def check(
         raise UsageError(f"policy must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}")
     if not isinstance(recompute, bool):
         raise UsageError(f"recompute must be True or False; got {recompute!r}")
+    if not isinstance(exact, bool):
+        raise UsageError(f"exact must be True or False; got {exact!r}")
+    if not exact and torch.are_deterministic_algorithms_enabled():
+        raise UsageError(
+            "exact=False lets operations be cut in ways that change how numbers are rounded, and "
+            "torch.use_deterministic_algorithms(True) asks for the same bits each time: give up one of them"
+        )
     return Options(
         kind=kind,
         limit=_limit(limit, kind),
@@ -80,6 +90,7 @@ def check(
         spill_dir=default_spill_dir() if spill_dir is None else Path(spill_dir),
         policy=policy,
         recompute=recompute,
+        exact=exact,
         make_plan=plan_maker(policy, tune),
     )
 

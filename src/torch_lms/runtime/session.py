@@ -103,7 +103,7 @@ class Session(PageOwner):
     def _interpose(self, found: Found) -> None:
         """Have operations come by: see ``Interposer``."""
         native = found.native
-        proofs = Proofs(cache_directory() / PROOFS)
+        proofs = Proofs(cache_directory() / PROOFS, self.options.exact)
         self._table: PageTable
         self.interposer: Interposer
         if native is None:
@@ -633,7 +633,15 @@ class Session(PageOwner):
 
     def _figures(self) -> Stats:
         figures = collecting.collect(self._table.backends, self._default.engine.pager.policy.name, self._holds.loans)
-        return replace(figures, interposer=self.interposer.name, interposer_reason=self.interposer.reason)
+        pieces = self.mode.pieces
+        return replace(
+            figures,
+            interposer=self.interposer.name,
+            interposer_reason=self.interposer.reason,
+            in_pieces=pieces.operations,
+            unproved=tuple(sorted(pieces.unproved)),
+            inexact=tuple(sorted(pieces.inexact)),
+        )
 
     def planned_kinds(self) -> list[Kind]:
         """The kinds of steps for which there are plans, or were since the last ``reset_stats``."""
@@ -657,6 +665,7 @@ class Session(PageOwner):
             self._reap()
             for backend in self._table.backends:
                 backend.engine.reset_counts()
+                self.mode.pieces.reset_counts()
                 backend.executor.stall_s = 0.0
                 if backend.plans is not None:
                     backend.plans.reset_counts()

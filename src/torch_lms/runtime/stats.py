@@ -62,6 +62,9 @@ class Stats:
         policy: the one in force.
         interposer: what sees the operations, "native" or "python"; "off" without a session.
         interposer_reason: why it is that one.
+        in_pieces: operations that needed more than the limit by themselves, and ran in pieces.
+        unproved: operators that ran as a whole, since there was no memory to try whether pieces give the same bits.
+        inexact: operators whose pieces may have been rounded in another way; only with ``exact=False``.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
         unpaged_bytes: bytes alive now that must stay on the device, by reason.
         held_outputs: bytes of tensors that outputs of a notebook hold now, by their names, as "Out[3]"; where
@@ -97,6 +100,9 @@ class Stats:
     policy: str = "off"
     interposer: str = "off"
     interposer_reason: str = ""
+    in_pieces: int = 0
+    unproved: tuple[str, ...] = ()
+    inexact: tuple[str, ...] = ()
     recoveries: int = 0
     unpaged_bytes: dict[str, int] = field(default_factory=dict)
     held_outputs: dict[str, int] = field(default_factory=dict)
@@ -111,6 +117,14 @@ class Stats:
             return []
         allocated, reserved = format_bytes(self.allocated_bytes), format_bytes(self.reserved_bytes)
         return [f"  for PyTorch    {allocated} allocated, pages and others, of {reserved} reserved"]
+
+    def _of_pieces(self) -> list[str]:
+        lines = [f"  in pieces      {self.in_pieces} operations larger than the limit"] if self.in_pieces else []
+        if self.unproved:
+            lines.append(f"  not in pieces  {', '.join(self.unproved)}: no memory to prove that the bits are the same")
+        if self.inexact:
+            lines.append(f"  NOT EXACT      pieces of {', '.join(self.inexact)} may be rounded in another way")
+        return lines
 
     def _of_outputs(self) -> list[str]:
         if not self.held_outputs:
@@ -138,6 +152,7 @@ class Stats:
                 f"{format_seconds(self.stall_s)} waited "
                 f"({self.hidden_fraction:.0%} of the copies' time was hidden)",
                 f"  cannot move    {unpaged}",
+                *self._of_pieces(),
                 *self._of_outputs(),
             )
         )

@@ -27,6 +27,8 @@ def run(job: Job) -> Any:
     tensors = dict(tensors_of(given))
     if target.numel() == 0 or target.shape != torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values())):
         return NOT_CUT
+    if written and _overlap(target, tensors):
+        return NOT_CUT
     views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
     grid = _grid(job, target, tensors, views, written)
     regions = list(product(*(list(pairwise(bounds)) for bounds in grid)))
@@ -53,6 +55,17 @@ def run(job: Job) -> Any:
                 view.write(cuts_for(target, region), taken[written[0]])
         del taken, result  # else they would live while the next ones are made
     return target if written else job.results(gathered)
+
+
+def _overlap(target: torch.Tensor, tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether a part of what is written is read elsewhere, which PyTorch refuses."""
+    own = _place(target)
+    others = [_place(tensor) for tensor in tensors.values()]
+    return any(other[0] is own[0] and other[1:] != own[1:] for other in others)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return untyped_storage(tensor), tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _view_of(job: Job, tensor: torch.Tensor) -> View | None:

@@ -32,7 +32,9 @@ def run(job: Job) -> Any:
     key = f"picked {proof.signature(job.func, job.given)}"
     if not job.holds(key, 3 * scores.nbytes, lambda: _is_loss_of_picked(job)):
         return NOT_CUT
-    return job.run_piece(_picked(job, scores, view))
+    with job.table.seen():
+        picked = _picked(job, scores, view)
+    return job.run_piece(picked)
 
 
 def _is_loss_of_picked(job: Job) -> bool:
@@ -51,17 +53,16 @@ def _picked(job: Job, scores: torch.Tensor, view: View | None) -> dict[str, Any]
     grid[_CLASSES] = (0, scores.shape[_CLASSES])
     if view is not None and not can_be_read(view, scores, grid):
         scores, view = job.table.whole(scores), None
-    with job.table.seen():
-        target = job.given["target"]
-        is_ignored = target == job.given["ignore_index"]
-        classes = target.masked_fill(is_ignored, 0).unsqueeze(_CLASSES)
-        found = torch.empty(classes.shape, dtype=scores.dtype, device=scores.device)
-        for region in product(*(list(pairwise(bounds)) for bounds in grid)):
-            place = (region[0], (0, 1), *region[2:])
-            rows = taken_there(scores, view, region)
-            part(found, place).copy_(rows.gather(_CLASSES, part(classes, place)))
-        return {
-            "self": found,
-            "target": torch.zeros_like(target).masked_fill(is_ignored, _IGNORED),
-            "ignore_index": _IGNORED,
-        }
+    target = job.given["target"]
+    is_ignored = target == job.given["ignore_index"]
+    classes = target.masked_fill(is_ignored, 0).unsqueeze(_CLASSES)
+    found = torch.empty(classes.shape, dtype=scores.dtype, device=scores.device)
+    for region in product(*(list(pairwise(bounds)) for bounds in grid)):
+        place = (region[0], (0, 1), *region[2:])
+        rows = taken_there(scores, view, region)
+        part(found, place).copy_(rows.gather(_CLASSES, part(classes, place)))
+    return {
+        "self": found,
+        "target": torch.zeros_like(target).masked_fill(is_ignored, _IGNORED),
+        "ignore_index": _IGNORED,
+    }

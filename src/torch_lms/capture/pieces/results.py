@@ -5,7 +5,17 @@ from typing import Any
 
 import torch
 
-from torch_lms.capture.pieces.tiles import Region, Tiles, as_dense, dense_strides, is_dense, order_of, part
+from torch_lms.capture.pieces.tiles import (
+    Region,
+    Tiles,
+    as_dense,
+    copied,
+    dense_strides,
+    has_order,
+    is_dense,
+    order_of,
+    part,
+)
 from torch_lms.capture.tensors import untyped_storage
 
 InTiles = Callable[[torch.Tensor, Tiles], torch.Tensor]
@@ -16,7 +26,8 @@ class Gathered:
     """One result of an operation, whose pieces come one by one.
 
     Args:
-        like: the whole, on the meta device; None for a result that there is none of.
+        like: the whole, on the meta device; None for a result that there is none of. Kernels choose the order of its
+            dimensions in memory, and do not always tell: it is that of the pieces.
         device: where it is.
         most: bytes up to which it is one tensor.
         size_of: the bytes of a storage, wherever they are.
@@ -25,14 +36,15 @@ class Gathered:
     def __init__(
         self, like: Any, device: torch.device, most: int, size_of: Callable[[torch.UntypedStorage], int]
     ) -> None:
-        self._size_of = size_of
         self._like = like
         self._device = device
+        self._most = most
+        self._size_of = size_of
+        self._order: tuple[int, ...] = ()
+        self._has_begun = False
         self._cells: dict[Region, torch.Tensor] = {}
         self._whole: Any = None
         self._end = 0
-        if isinstance(like, torch.Tensor) and like.numel() * like.itemsize <= most:
-            self._whole = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
 
     def append(self, piece: Any) -> None:
         """The next one, along the one dimension in which it is smaller than the whole."""
@@ -49,16 +61,27 @@ class Gathered:
 
     def put(self, region: Region, piece: torch.Tensor) -> None:
         """What is in ``region``."""
+        if not self._has_begun:
+            self._begin(piece)
         if self._whole is not None:
             part(self._whole, region).copy_(piece)
             return
-        order = order_of(self._like)
-        cell = as_dense(piece, order)
+        cell = as_dense(piece, self._order)
         is_own = is_dense(cell) and self._size_of(untyped_storage(cell)) == cell.numel() * cell.itemsize
-        if not is_own:
-            strides = dense_strides(piece.shape, order)
-            cell = torch.empty_strided(piece.shape, strides, dtype=piece.dtype, device=piece.device).copy_(piece)
-        self._cells[region] = cell
+        self._cells[region] = cell if is_own else copied(piece, self._order)
+
+    def _begin(self, piece: torch.Tensor) -> None:
+        like = self._like
+        order = order_of(like)
+        if not has_order(piece, order):
+            order = order_of(piece)
+            self._like = torch.empty_strided(
+                like.shape, dense_strides(like.shape, order), dtype=like.dtype, device="meta"
+            )
+        if like.numel() * like.itemsize <= self._most:
+            self._whole = torch.empty_strided(like.shape, self._like.stride(), dtype=like.dtype, device=self._device)
+        self._order = order
+        self._has_begun = True
 
     def take(self, in_tiles: InTiles) -> Any:
         """The result."""

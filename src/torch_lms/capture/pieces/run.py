@@ -2,17 +2,17 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.page_owner import PageOwner
-from torch_lms.capture.pieces import copies, elements, losses, slabs
+from torch_lms.capture.page_owner import PageOwner, RawUse
+from torch_lms.capture.pieces import copies, elements, losses, proof, slabs
 from torch_lms.capture.pieces.call import as_results, bind
 from torch_lms.capture.pieces.job import NOT_CUT, Execute, Job
-from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.sizes import on_meta
@@ -25,6 +25,9 @@ _MIN_PIECE = 16
 """Limits below so many times the size of the smallest page leave no room for pieces that are pages."""
 
 _CAT = "aten::cat"
+
+_SEEDED_BY_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_cpu"})
+"""Operators that draw random numbers for dropout alone. The table of cuts has them without."""
 
 
 class Pieces:
@@ -39,15 +42,23 @@ class Pieces:
     Attributes:
         operations: how many ran in pieces.
         unproved: operators that ran as a whole, since there was no memory to try whether pieces give the same bits.
+        inexact: operators that ran in pieces though these were not seen to give the same bits.
     """
 
-    def __init__(self, owner: PageOwner, table: TileTable, execute: Execute, proofs: Proofs) -> None:
+    def __init__(self, owner: PageOwner, table: TileTable, execute: Execute, proofs: proof.Proofs) -> None:
         self.operations = 0
         self.unproved: set[str] = set()
+        self.inexact: set[str] = set()
         self._owner = owner
         self._table = table
         self._execute = execute
         self._proofs = proofs
+
+    def reset_counts(self) -> None:
+        """Start counting anew."""
+        self.operations = 0
+        self.unproved.clear()
+        self.inexact.clear()
 
     def run(
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], most: int, new_bytes: int
@@ -57,7 +68,13 @@ class Pieces:
         Args:
             new_bytes: that it creates.
         """
-        if info.seeded or info.list_args or info.collective or not info.is_simple or self._table.is_working:
+        if (
+            (info.seeded and info.packet not in _SEEDED_BY_DROPOUT)
+            or info.list_args
+            or info.collective
+            or not info.is_simple
+            or self._table.is_working
+        ):
             return NOT_CUT
         if most < _MIN_PIECE * self._owner.min_size:
             return NOT_CUT
@@ -78,13 +95,25 @@ class Pieces:
             likes = as_results(on_meta(func, args, kwargs))
         except Exception:  # no meta kernel, or an error that the operator itself will raise
             return NOT_CUT
-        holds = partial(self._holds, info.packet, device)
+        holds = partial(self._holds, info.packet, device, tensors)
         with self._table.working():
-            result = run(Job(self._table, func, info, given, likes, device, most, self._execute, holds))
+            job = Job(self._table, func, info, given, likes, device, most, self._execute, holds)
+            result = run(job)
+            if result is NOT_CUT and not self._proofs.are_needed:
+                result = run(replace(job, holds=lambda *_: True))
+                self.inexact |= set() if result is NOT_CUT else {info.packet}
         self.operations += result is not NOT_CUT
         return result
 
-    def _holds(self, packet: str, device: torch.device, key: str, nbytes: int, attempt: Callable[[], bool]) -> bool:
+    def _holds(
+        self,
+        packet: str,
+        device: torch.device,
+        tensors: list[torch.Tensor],
+        key: str,
+        nbytes: int,
+        attempt: Callable[[], bool],
+    ) -> bool:
         """See ``Holds``."""
         known = self._proofs.known(key)
         if known is not None:
@@ -92,9 +121,14 @@ class Pieces:
         if nbytes and nbytes > self._owner.free_bytes(device):
             self._tell_unproved(packet, nbytes)
             return False
+        used = self._owner.entries_of(tensor for tensor in tensors if not proof.is_drawn(tensor)) if nbytes else []
         try:
-            with self._owner.unseen():
-                known = attempt()
+            self._owner.begin(RawUse("a proof", is_regular=False), used, 0)
+            try:
+                with self._owner.unseen():
+                    known = attempt()
+            finally:
+                self._owner.end(used, [])
         except Exception as error:
             if self._owner.is_out_of_memory(error):
                 self._tell_unproved(packet, nbytes)
@@ -104,7 +138,7 @@ class Pieces:
         return known
 
     def _tell_unproved(self, packet: str, nbytes: int) -> None:
-        if packet not in self.unproved:
+        if self._proofs.are_needed and packet not in self.unproved:
             self.unproved.add(packet)
             _log.warning(
                 "%s runs as a whole, beyond the limit: to try whether it gives the same bits in pieces takes %s, which "

@@ -123,11 +123,13 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
         view, dim = _view_of(job, tensor, slab)
         if dim < 0:
             given[name] = table.whole(tensor)
+        size = tensor.shape[slab.dim]
         if view is None:
-            view = table.tile(given[name], slab.dim, bounds, job.most)
+            own = bounds if bounds[-1] == size else _even(size, len(bounds) - 1, 1)
+            view = table.tile(given[name], slab.dim, own, job.most)
         elif len(view.bounds(dim)) <= 2:
             with table.seen():
-                view.refine(dim, _even(tensor.shape[dim], len(bounds) - 1, view.step(dim)))
+                view.refine(dim, _even(size, len(bounds) - 1, view.step(dim)))
         if view is not None:
             views[name] = view
     gathered = job.gathered()

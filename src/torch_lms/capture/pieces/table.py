@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.page_owner import PageOwner, Use
-from torch_lms.capture.pieces.tiles import Tiles, copied, is_dense, order_of
+from torch_lms.capture.pieces.tiles import Tiles, copied, has_order, is_dense, order_of
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.tensors import set_view, span, untyped_storage
@@ -177,7 +177,8 @@ class TileTable:
         if view is None or view.is_all:
             return tensor
         with self.working(), self.seen():
-            return view.read({})
+            copy = view.read({})
+            return copy.as_strided(tensor.shape, tensor.stride()) if has_order(tensor, order_of(tensor)) else copy
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` or a copy of it, in no tiles."""

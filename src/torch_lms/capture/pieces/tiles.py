@@ -8,6 +8,7 @@ from itertools import pairwise, product
 import torch
 
 from torch_lms.capture.tensors import untyped_storage
+from torch_lms.errors import InvariantError
 
 Range = tuple[int, int]
 """From the first index to the one after the last."""
@@ -32,25 +33,33 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], -tensor.shape[dim], dim)))
 
 
+def has_order(tensor: torch.Tensor, order: tuple[int, ...]) -> bool:
+    """Whether it has no gaps, and its dimensions are in that ``order``; those of size 1 may be anywhere."""
+    strides = dense_strides(tensor.shape, order)
+    triples = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(stride == dense or size <= 1 for size, stride, dense in triples)
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether it shows a storage's bytes from the first on without gaps, each once."""
-    order = order_of(tensor)
-    strides = dense_strides(tensor.shape, order)
-    return tensor.storage_offset() == 0 and all(
-        stride == dense or size <= 1 for size, stride, dense in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
+    return tensor.storage_offset() == 0 and has_order(tensor, order_of(tensor))
 
 
 def as_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """``tensor``, or a copy of it, without gaps and in that ``order`` of dimensions."""
+    """``tensor``, or a copy of it, without gaps and in that ``order`` of dimensions.
+
+    Kernels choose how they read memory by the strides of dimensions of size 1, too.
+    """
     strides = dense_strides(tensor.shape, order)
-    is_there = all(
-        stride == dense or size <= 1 for size, stride, dense in zip(tensor.shape, tensor.stride(), strides, strict=True)
-    )
-    if is_there:
+    if tensor.stride() == strides:
         return tensor
-    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor)
+    return tensor.as_strided(tensor.shape, strides) if has_order(tensor, order) else copied(tensor, order)
+
+
+def copied(view: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """A copy without gaps, with memory of its own."""
+    strides = dense_strides(view.shape, order)
+    return torch.empty_strided(view.shape, strides, dtype=view.dtype, device=view.device).copy_(view)
 
 
 def part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
@@ -69,6 +78,9 @@ class Tiles:
         device: of the tiles.
         bounds: for each dimension the indices at which tiles begin, and its size at last.
         cells: the tiles, by their places in the grid, without gaps and in the order of dimensions of the whole.
+
+    Raises:
+        InvariantError: ``bounds`` are of another shape.
     """
 
     def __init__(
@@ -79,6 +91,8 @@ class Tiles:
         cells: dict[tuple[int, ...], torch.Tensor],
     ) -> None:
         self.sizes = tuple(like.shape)
+        if [(its[0], its[-1]) for its in bounds] != [(0, size) for size in self.sizes]:
+            raise InvariantError(f"tiles of a tensor of shape {self.sizes} cannot have the bounds {bounds}")
         self.order = order_of(like)
         self.strides = like.stride()
         self.dtype = like.dtype
@@ -159,9 +173,3 @@ class Tiles:
                 continue  # an attempt that failed came as far
             part(whole, region).copy_(self.cells[place])
             del self.cells[place]
-
-
-def copied(view: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """A copy with memory of its own."""
-    strides = dense_strides(view.shape, order)
-    return torch.empty_strided(view.shape, strides, dtype=view.dtype, device=view.device).copy_(view)

@@ -50,6 +50,8 @@ class View:
     """
 
     def __init__(self, tensor: torch.Tensor, tiles: Tiles) -> None:
+        if tensor.dtype != tiles.dtype:
+            raise NotInTiles
         self.is_all = tensor.nbytes == tiles.nbytes
         self._tiles = tiles
         self._sizes = tuple(tensor.shape)

@@ -1,0 +1,506 @@
+"""Operations larger than the limit in pieces: every operator that can be cut gives the same bits (N27)."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bits import same_bits
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import torch_lms
+from torch_lms.capture.pieces import elements, proof, run
+from torch_lms.capture.pieces.cuts import OPERATORS
+from torch_lms.capture.pieces.losses import LOSSES
+from torch_lms.errors import UsageError
+from torch_lms.runtime import api, session
+
+MIN_SIZE = 64
+
+SHARE = 0.7
+"""Of what an operation needs: the limit."""
+
+aten = torch.ops.aten
+LAST = torch.channels_last
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "Proofs", lambda _path, exact: proof.Proofs(None, exact))
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the operators that ran in pieces."""
+    found: list[str] = []
+    real = run.Pieces.run
+
+    def told(self: run.Pieces, func: Any, info: Any, *rest: Any) -> Any:
+        result = real(self, func, info, *rest)
+        if result is not run.NOT_CUT:
+            found.append(info.packet.removeprefix("aten::"))
+        return result
+
+    monkeypatch.setattr(run.Pieces, "run", told)
+    return found
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype)
+
+
+def pool_backward(x: Tensor, space: int) -> tuple[Any, ...]:
+    """Arguments of the gradient of a maximum."""
+    result, indices = getattr(F, f"max_pool{space}d")(x, 3, 2, 1, return_indices=True)
+    return torch.randn_like(result), x, *([value] * space for value in (3, 2, 1, 1)), False, indices
+
+
+def norm(training: bool, dtype: torch.dtype = torch.float32, last: bool = False) -> tuple[Any, ...]:
+    x = rand(2, 13, 17, 11, dtype=dtype)
+    vectors = [torch.rand(13) + 0.5 for _ in range(4)]
+    return (x.to(memory_format=LAST) if last else x), *vectors, training, 0.1, 1e-5
+
+
+def conv(
+    space: int,
+    into: int,
+    out: int,
+    size: int,
+    *,
+    stride: int = 1,
+    padding: int = 1,
+    transposed: bool = False,
+    groups: int = 1,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float32,
+    last: bool = False,
+) -> tuple[Any, ...]:
+    """Arguments of a convolution."""
+    x = rand(batch, into, *[size] * space, dtype=dtype)
+    weight = rand(*((into, out // groups) if transposed else (out, into // groups)), *[3] * space, dtype=dtype)
+    if last:
+        x = x.to(memory_format=LAST)
+    its = [[value] * space for value in (stride, padding, 1)]
+    return x, weight, rand(out, dtype=dtype), *its, transposed, [0] * space, groups
+
+
+def gradients(*mask: bool, **how: Any) -> tuple[Any, ...]:
+    """Arguments of the gradients of a convolution."""
+    x, weight, bias, *rest = conv(**how)
+    result = aten.convolution(x, weight, bias, *rest)
+    return torch.randn_like(result), x, weight, [bias.numel()], *rest, list(mask)
+
+
+def attended(**how: Any) -> tuple[Any, ...]:
+    return tuple(rand(2, 6, 61, 16) for _ in range(3))
+
+
+def attention_backward() -> tuple[Any, ...]:
+    q, k, v = attended()
+    out, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    return torch.randn_like(out), q, k, v, out, logsumexp, 0.0, True
+
+
+def rows(*shape: int, classes: int) -> Tensor:
+    return torch.randint(0, classes, shape)
+
+
+def of_target(scores: Tensor, *, ignored: bool = False) -> tuple[Any, ...]:
+    target = rows(scores.shape[0], *scores.shape[2:], classes=scores.shape[1])
+    if ignored:
+        target.view(-1)[::5] = 3
+    return scores, target, None, 1, 3 if ignored else -100
+
+
+def loss_backward(scores: Tensor) -> tuple[Any, ...]:
+    given = of_target(scores)
+    forward = aten.nll_loss_forward if scores.dim() == 2 else aten.nll_loss2d_forward
+    total = forward(*given)[1]
+    return torch.tensor(1.5), *given, total
+
+
+BF16 = torch.bfloat16
+Made = Callable[[], tuple[Any, ...]]
+
+CALLS: dict[str, list[Made]] = {
+    "_softmax": [
+        lambda: (rand(97, 53), 1, False),
+        lambda: (rand(3, 31, 29), 1, False),
+        lambda: (rand(97, 53, dtype=BF16), -1, False),
+        lambda: (rand(53, 97).t(), 1, False),
+    ],
+    "_log_softmax": [lambda: (rand(97, 53), 1, False), lambda: (rand(2, 7, 19, 13), 1, False)],
+    "_softmax_backward_data": [lambda: (rand(97, 53), rand(97, 53), 1, torch.float32)],
+    "_log_softmax_backward_data": [
+        lambda: (rand(97, 53), rand(97, 53), 1, torch.float32),
+        lambda: (rand(2, 7, 19, 13), rand(2, 7, 19, 13), 1, torch.float32),
+    ],
+    "native_layer_norm": [
+        lambda: (rand(3, 37, 41), [41], rand(41), rand(41), 1e-5),
+        lambda: (rand(397, 41, dtype=BF16), [41], None, None, 1e-5),
+    ],
+    "native_layer_norm_backward": [
+        lambda: (rand(97, 41), rand(97, 41), [41], rand(97, 1), rand(97, 1), rand(41), rand(41), [True, False, False])
+    ],
+    "native_group_norm": [
+        lambda: (rand(1, 24, 13, 11), rand(24), rand(24), 1, 24, 143, 6, 1e-5),
+        lambda: (rand(5, 4, 13, 11), rand(4), rand(4), 5, 4, 143, 2, 1e-5),
+    ],
+    "embedding": [lambda: (rand(19, 33), rows(67, 3, classes=19))],
+    "nll_loss_backward": [lambda: loss_backward(rand(97, 53))],
+    "nll_loss2d_backward": [lambda: loss_backward(rand(1, 5, 31, 29))],
+    "sum": [lambda: (rand(97, 53), [0]), lambda: (rand(97, 53), [1], True), lambda: (rand(5, 7, 31, 13), [0, 2])],
+    "mean": [lambda: (rand(97, 53), [1])],
+    "amax": [lambda: (rand(97, 53), [1])],
+    "amin": [lambda: (rand(97, 53), [0])],
+    "native_batch_norm": [
+        lambda: norm(True),
+        lambda: norm(False),
+        lambda: norm(True, last=True),
+        lambda: (rand(1, 2, 97, 31), *[torch.rand(2) for _ in range(4)], False, 0.1, 1e-5),
+    ],
+    "_native_batch_norm_legit": [lambda: norm(True)],
+    "_native_batch_norm_legit_no_training": [lambda: (*norm(False)[:5], 0.1, 1e-5)],
+    "native_batch_norm_backward": [
+        lambda: (
+            *(rand(2, 13, 17, 11), rand(2, 13, 17, 11)),
+            *(torch.rand(13) + 0.5 for _ in range(5)),
+            *(True, 1e-5, [True, True, True]),
+        )
+    ],
+    **{
+        f"max_pool{space}d_with_indices{backward}": [
+            (lambda x=shape, s=space: (rand(*x), [3] * s, [2] * s, [1] * s))
+            if not backward
+            else (lambda x=shape, s=space: pool_backward(rand(*x), s))
+        ]
+        for space, shape in ((2, (1, 7, 31, 29)), (3, (1, 5, 11, 13, 9)))
+        for backward in ("", "_backward")
+    },
+    **{f"avg_pool{s}d": [lambda s=s: (rand(2, 5, *[13] * s), [2] * s)] for s in (2, 3)},
+    **{
+        f"avg_pool{s}d_backward": [
+            lambda s=s: (rand(2, 5, *[6] * s), rand(2, 5, *[13] * s), [2] * s, [2] * s, [0] * s, False, True, None)
+        ]
+        for s in (2, 3)
+    },
+    **{f"_adaptive_avg_pool{s}d": [lambda s=s: (rand(2, 15, *[13] * s), [4] * s)] for s in (2, 3)},
+    **{
+        f"_adaptive_avg_pool{s}d_backward": [lambda s=s: (rand(2, 15, *[4] * s), rand(2, 15, *[13] * s))]
+        for s in (2, 3)
+    },
+    **{
+        f"upsample_{kind}{backward}": [
+            lambda kind=kind, s=s, backward=backward: (
+                *(
+                    (rand(1, 29, *[10] * s), [10] * s, [1, 29, *[5] * s])
+                    if backward
+                    else (rand(1, 29, *[5] * s), [10] * s)
+                ),
+                *(() if "nearest" in kind else (False,)),
+            )
+        ]
+        for kind, s in (("nearest2d", 2), ("nearest3d", 3), ("bilinear2d", 2), ("bicubic2d", 2), ("trilinear3d", 3))
+        for backward in ("", "_backward")
+    },
+    "mm": [
+        lambda: (rand(97, 31), rand(31, 53)),
+        lambda: (rand(31, 97).t(), rand(53, 31).t()),
+        lambda: (rand(97, 31, dtype=BF16), rand(31, 53, dtype=BF16)),
+        lambda: (rand(1, 31), rand(31, 353)),
+    ],
+    "addmm": [lambda: (rand(53), rand(97, 31), rand(31, 53)), lambda: (rand(97, 53), rand(97, 31), rand(31, 53))],
+    "bmm": [lambda: (rand(7, 31, 13), rand(7, 13, 29))],
+    "baddbmm": [lambda: (rand(7, 31, 29), rand(7, 31, 13), rand(7, 13, 29))],
+    "_scaled_dot_product_flash_attention_for_cpu": [lambda: (*attended(), 0.0, True)],
+    "_scaled_dot_product_flash_attention_for_cpu_backward": [attention_backward],
+    "convolution": [
+        lambda: conv(2, 3, 8, 37),
+        lambda: conv(2, 8, 8, 37, stride=2),
+        lambda: conv(2, 8, 8, 31, last=True),
+        lambda: conv(1, 5, 7, 211),
+        lambda: conv(3, 4, 4, 13, padding=0),
+        lambda: conv(2, 8, 6, 19, transposed=True),
+        lambda: conv(2, 12, 12, 23, groups=12),
+        lambda: conv(2, 3, 4, 17, batch=5),
+        lambda: conv(2, 3, 8, 37, dtype=BF16),
+    ],
+    "convolution_backward": [
+        lambda: gradients(True, False, False, space=2, into=8, out=8, size=37),
+        lambda: gradients(True, False, False, space=2, into=8, out=8, size=37, stride=2),
+        lambda: gradients(False, True, True, space=2, into=8, out=32, size=17),
+        lambda: gradients(True, True, True, space=2, into=16, out=16, size=29),
+        lambda: gradients(True, False, False, space=2, into=8, out=6, size=19, transposed=True),
+        lambda: gradients(True, True, True, space=3, into=4, out=8, size=11, batch=3),
+    ],
+    "nll_loss_forward": [lambda: of_target(rand(97, 53)), lambda: of_target(rand(97, 53), ignored=True)],
+    "nll_loss2d_forward": [lambda: of_target(rand(1, 5, 31, 29))],
+    "cat": [lambda: ([rand(1, 3, 31, 13), rand(1, 4, 31, 13)], 1), lambda: ([rand(31, 53), rand(0), rand(7, 53)],)],
+    "zeros_like": [lambda: (rand(97, 53),)],
+    "ones_like": [lambda: (rand(97, 53),)],
+    "new_zeros": [lambda: (rand(97, 53), [61, 59])],
+    "new_ones": [lambda: (rand(97, 53), [61, 59])],
+    "relu": [lambda: (rand(97, 53),), lambda: (rand(1, 7, 31, 29).to(memory_format=LAST),)],
+    "gelu": [lambda: (rand(97, 53),)],
+    "sigmoid": [lambda: (rand(64, 256),)],  # whose bits depend on the place: cut where all vectors are full
+    "add": [lambda: (rand(97, 53), rand(53)), lambda: (rand(97, 1), rand(97, 53)), lambda: (rand(97, 53), 2)],
+    "mul_": [lambda: (rand(97, 53), rand(97, 1)), lambda: (rand(97, 53, dtype=BF16), 0.3)],
+    "where": [lambda: (rand(97, 53) > 0, rand(97, 53), rand(53))],
+    "threshold_backward": [lambda: (rand(97, 53), rand(97, 53), 0)],
+    "clone": [lambda: (rand(97, 53),), lambda: (rand(97, 53).t(),)],
+    "_to_copy": [lambda: (rand(97, 53),)],
+    "copy_": [lambda: (rand(97, 53), rand(97, 53, dtype=BF16))],
+    "fill_": [lambda: (rand(97, 53), 3)],
+    "zero_": [lambda: (rand(97, 53),)],
+}
+"""Calls of every operator of the tables, and of some of those of single elements, with sizes that nothing divides."""
+
+NOT_ON_A_CPU = {"cudnn_batch_norm"}
+ALL = [pytest.param(name, number, id=f"{name}-{number}") for name, made in CALLS.items() for number in range(len(made))]
+
+DEPENDS_ON_THE_PROCESSOR = {
+    *("_softmax", "sum", "amin", "native_layer_norm", "native_batch_norm", "upsample_bilinear2d"),
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"),
+}
+"""Whether pieces as small as these lead to the same kernels. Where they do not, the operation runs as a whole."""
+
+
+def test_every_operator_of_the_tables_is_called() -> None:
+    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *elements.COPIES))}
+    assert names - NOT_ON_A_CPU <= set(CALLS)
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    return [value for value in pytree.tree_leaves(result) if isinstance(value, Tensor)]
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_the_same_bits(name: str, number: int, ran: list[str]) -> None:
+    func = getattr(aten, name)
+    torch.manual_seed(0)
+    args = CALLS[name][number]()
+    expected = [*tensors_of(func(*args)), *tensors_of(args)]
+    limit = int(sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in expected}.values()) * SHARE)
+    torch.manual_seed(0)
+    args = CALLS[name][number]()
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        result = tensors_of(func(*args))
+        found = [*(value.clone() for value in result), *tensors_of(args)]
+        lms.validate()
+    assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
+    assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
+    assert name in ran or name in DEPENDS_ON_THE_PROCESSOR
+
+
+# -- what is proved --------------------------------------------------------------------------------------------------
+
+
+class Lying:
+    """A kernel whose pieces give other bits, if it is given fewer rows."""
+
+    def __init__(self) -> None:
+        self.library = torch.library.Library("aten", "IMPL")
+        self.library.impl("aten::mm", self.call, "CPU")
+
+    def call(self, one: Tensor, two: Tensor) -> Tensor:
+        return torch.einsum("ij,jk->ik", one.double(), two.double()).float() + one.shape[0] + two.shape[1]
+
+    def end(self) -> None:
+        self.library._destroy()
+
+
+def test_an_operator_that_lies_is_refused(ran: list[str]) -> None:
+    x, y = rand(97, 31), rand(31, 53)
+    lying = Lying()
+    try:
+        expected = torch.mm(x, y)
+        with torch_lms.session(limit=10_000, min_size=MIN_SIZE):
+            found = torch.mm(x, y).clone()
+    finally:
+        lying.end()
+    assert same_bits([found], [expected])
+    assert "mm" not in ran
+
+
+def test_what_was_tried_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "cache" / "pieces.json"
+    monkeypatch.setattr(session, "Proofs", lambda _path, exact: proof.Proofs(path, exact))
+    monkeypatch.setattr(proof, "gives_the_same", counted := Counted(proof.gives_the_same))
+    x = rand(1, 3, 64, 64)
+    weight = rand(16, 3, 3, 3)
+    for _ in range(2):
+        with torch_lms.session(limit=200_000, min_size=1024):
+            F.conv2d(x, weight, padding=1)
+    assert counted.calls == 1
+    assert list(json.loads(path.read_text()).values()) == [True]
+
+
+class Counted:
+    """Counts calls of a function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls += 1
+        return self.function(*args)
+
+
+def test_without_memory_to_try_it_is_not_cut_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session.Session, "free_bytes", lambda *_: 1000)
+    x, weight = rand(1, 3, 64, 64), rand(16, 3, 3, 3)
+    expected = F.conv2d(x, weight, padding=1)
+    with torch_lms.session(limit=200_000, min_size=1024) as lms:
+        found = F.conv2d(x, weight, padding=1)
+        assert lms.stats().unproved == ("aten::convolution",)
+        assert lms.stats().in_pieces == 0
+    assert same_bits([found], [expected])
+    assert "aten::convolution runs as a whole" in caplog.text
+
+
+def test_a_file_of_verdicts_that_cannot_be_read_or_written_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "pieces.json"
+    path.write_text("[no")
+    proofs = proof.Proofs(path)
+    assert proofs.known("it") is None
+    proofs.remember("it", True)
+    assert proof.Proofs(path).known("it") is True
+    unwritable = proof.Proofs(Path("/proc/torch-lms/pieces.json"))
+    unwritable.remember("it", False)
+    assert unwritable.known("it") is False
+
+
+# -- tensors in tiles ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_tiles() -> Iterator[tuple[Tensor, Tensor]]:
+    """A tensor in tiles, and one that is equal to it."""
+    x = rand(1, 6, 40, 50)
+    expected = x * 2
+    with torch_lms.session(limit=40_000, min_size=1024) as lms:
+        y = x * 2
+        assert is_in_tiles(y)
+        yield y, expected
+        lms.validate()
+
+
+def is_in_tiles(tensor: Tensor) -> bool:
+    assert api._running is not None
+    return tensor.untyped_storage() in api._running._session.mode.tiles
+
+
+Shown = Callable[[Tensor], Any]
+
+VIEWS: dict[str, Shown] = {
+    "narrow": lambda t: t.narrow(1, 2, 3),
+    "select": lambda t: t.select(2, 7),
+    "transpose": lambda t: t.transpose(1, 3),
+    "view": lambda t: t.view(6, 2000),
+    "split a dimension": lambda t: t.view(1, 2, 3, 40, 50),
+    "merge and slice": lambda t: t.view(6, 40, 50)[2:5].flatten(0, 1),
+    "chunk": lambda t: t.chunk(3, 1)[1],
+    "unbind": lambda t: t.unbind(1)[4],
+    "expand": lambda t: t.expand(2, 6, 40, 50),
+    "step": lambda t: t[:, ::2],
+    "diagonal": lambda t: t.diagonal(dim1=2, dim2=3),
+    "as_strided": lambda t: t.as_strided((11, 3), (7, 2), 5),
+    "other type": lambda t: t.view(torch.int32),
+    "unfold": lambda t: t.unfold(2, 5, 3),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views(name: str, in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    shown = VIEWS[name](y)
+    assert shown.stride() == VIEWS[name](expected).stride()
+    assert same_bits([shown.clone()], [VIEWS[name](expected).clone()])
+    assert same_bits([(shown + 1).clone()], [VIEWS[name](expected) + 1])
+
+
+READS: dict[str, Shown] = {
+    "numpy": lambda t: t.numpy().sum(),
+    "item": lambda t: t[0, 1, 2, 3].item(),
+    "tolist": lambda t: t.tolist(),
+    "print": lambda t: str(t),
+    "bytes": lambda t: bytes(t.untyped_storage()),
+    "size": lambda t: t.untyped_storage().nbytes(),
+    "dlpack": lambda t: torch.from_dlpack(t).clone().tolist(),
+    "sort": lambda t: t.sort().values.tolist(),
+    "index": lambda t: t[:, [1, 3]].tolist(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_whoever_else_uses_one_has_it_whole(name: str, in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    assert READS[name](y) == READS[name](expected)
+
+
+def test_writes_go_to_the_tiles(in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    for tensor in (y, expected):
+        tensor.add_(1).mul_(tensor[:, :1].clone())
+        tensor[:, 3:5].zero_()
+        tensor[..., 7].copy_(tensor[..., 8].clone())
+        tensor.view(6, 2000)[1].fill_(2)
+    assert is_in_tiles(y)
+    assert same_bits([y.clone()], [expected])
+
+
+def test_a_write_that_pytorch_refuses_is_refused(in_tiles: tuple[Tensor, Tensor]) -> None:
+    for tensor in in_tiles:
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            tensor[:, 1:].copy_(tensor[:, :-1])
+
+
+def test_pickled_and_saved(tmp_path: Path, in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    torch.save({"it": y, "part": y[:, 1]}, tmp_path / "it.pt")
+    loaded = torch.load(tmp_path / "it.pt")
+    assert same_bits([loaded["it"].clone(), loaded["part"].clone()], [expected, expected[:, 1]])
+
+
+def test_it_is_whole_after_the_session() -> None:
+    x = rand(1, 6, 40, 50)
+    with torch_lms.session(limit=40_000, min_size=1024) as lms:
+        y = x * 2
+        kept = y[:, 2]
+        assert is_in_tiles(y)
+        assert lms.stats().in_pieces == 1
+    assert same_bits([y, kept.clone()], [x * 2, (x * 2)[:, 2].clone()])
+
+
+# -- not exact -------------------------------------------------------------------------------------------------------
+
+
+def test_what_may_be_rounded_in_another_way_is_cut_only_if_that_is_asked_for_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proof, "gives_the_same", lambda *_: False)
+    x, y = rand(97, 31), rand(31, 53)
+    expected = x @ y
+    with torch_lms.session(limit=10_000, min_size=MIN_SIZE, exact=False) as lms:
+        found = (x @ y).clone()
+        stats = lms.stats()
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert stats.inexact == ("aten::mm",)
+    assert "NOT EXACT      pieces of aten::mm" in str(stats)
+
+
+def test_exact_false_and_deterministic_algorithms_do_not_go_together() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(UsageError, match="give up one of them"):
+            torch_lms.enable(exact=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with pytest.raises(UsageError, match="exact must be True or False; got 1"):
+        torch_lms.enable(exact=1)  # type: ignore[arg-type]
