@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from bits import same_bits
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import torch_lms
-from torch_lms.capture.pieces import elements, proof, run
+from torch_lms.capture.pieces import copies, proof, run
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.errors import UsageError
@@ -270,7 +270,7 @@ DEPENDS_ON_THE_PROCESSOR = {
 
 
 def test_every_operator_of_the_tables_is_called() -> None:
-    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *elements.COPIES))}
+    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *copies.COPIES))}
     assert names - NOT_ON_A_CPU <= set(CALLS)
 
 
@@ -504,3 +504,106 @@ def test_exact_false_and_deterministic_algorithms_do_not_go_together() -> None:
         torch.use_deterministic_algorithms(False)
     with pytest.raises(UsageError, match="exact must be True or False; got 1"):
         torch_lms.enable(exact=1)  # type: ignore[arg-type]
+
+
+# -- whole programs --------------------------------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    """A layer of a language model whose scores are larger than all else."""
+
+    def __init__(self, words: int = 1021, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.embedded, self.heads = nn.Embedding(words, width), heads
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 8 * width), nn.GELU(), nn.Linear(8 * width, width)
+        )
+        self.scores = nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedded(tokens)
+        parts = self.qkv(self.norm(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return self.scores(x + self.wide(x))
+
+
+class Volume(nn.Module):
+    """A 3D U-Net of two levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = block(1, 8), block(8, 16)
+        self.up, self.last = nn.ConvTranspose3d(16, 8, 2, 2), nn.Sequential(block(16, 8), nn.Conv3d(8, 3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.down(x)
+        return self.last(torch.cat([skipped, self.up(self.deep(F.max_pool3d(skipped, 2)))], 1))
+
+
+def block(into: int, out: int) -> nn.Module:
+    return nn.Sequential(nn.Conv3d(into, out, 3, padding=1), nn.BatchNorm3d(out), nn.ReLU(inplace=True))
+
+
+class Photograph(nn.Module):
+    """Convolutions of a picture, added up at two resolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.GroupNorm(4, 16), nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        return first + F.interpolate(self.second(first), scale_factor=2, mode="bilinear")
+
+
+def decoder() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    tokens, targets = rows(2, 97, classes=1021), rows(2, 97, classes=1021)
+    return Decoder(), lambda model: F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+def volume() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    x, targets = rand(1, 1, 26, 24, 22), rows(1, 26, 24, 22, classes=3)
+    return Volume(), lambda model: F.cross_entropy(model(x), targets)
+
+
+def photograph() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    x = rand(1, 3, 122, 94)
+    return Photograph(), lambda model: model(x).square().mean()
+
+
+PROGRAMS = {"a decoder": (decoder, 300_000), "a volume": (volume, 500_000), "a photograph": (photograph, 600_000)}
+"""Each with a limit of less than its largest operation needs."""
+
+
+def trained(name: str, steps: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    model, loss_of = PROGRAMS[name][0]()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    model.eval()
+    with torch.no_grad():
+        losses.append(loss_of(model))
+    return [*losses, *(value.clone() for value in model.state_dict().values())]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_with_operations_larger_than_the_limit(name: str) -> None:
+    expected = trained(name, 6)
+    limit = PROGRAMS[name][1]
+    with torch_lms.session(limit=limit, min_size=4096) as lms:
+        found = trained(name, 6)
+        stats = lms.stats()
+        lms.validate()
+    assert same_bits(found, expected)
+    assert stats.in_pieces >= 6 * 4
+    assert stats.planned_steps >= 2

@@ -172,7 +172,7 @@ def enable(
             /tmp that is on a disk.
         policy: "planned"; "reactive"; or "tflms2", plans by the rules of IBM's LMS for TensorFlow (docs/tflms.md).
         recompute: whether a planned session may recompute tensors instead of moving them.
-        exact: True: what exceeds the limit by itself runs in pieces only if these are seen to give the same bits. False:
+        exact: True: what alone exceeds the limit runs in pieces only if that is seen to give the same bits. False:
             also if they may be rounded in another way; ``stats().inexact`` names such operators.
         device: "auto": the accelerator if there is one, else the CPU.
         tune: tunables of the policy "tflms2", by IBM's names. Those not given are chosen for each kind of step.

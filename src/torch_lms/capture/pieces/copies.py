@@ -8,6 +8,11 @@ import torch
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, slabs_of, taken_there
 from torch_lms.capture.pieces.views import NotInTiles
 
+TO = "aten::_to_copy"
+
+COPIES = frozenset({TO, *(f"aten::{name}" for name in ("clone", "copy_", "fill_", "zero_"))})
+"""Operators that treat each element by itself, though no tag says so. They compute nothing."""
+
 CONSTANTS = {"aten::zeros_like": 0, "aten::new_zeros": 0, "aten::ones_like": 1, "aten::new_ones": 1}
 """What they are filled with."""
 
@@ -52,8 +57,8 @@ def cat(job: Job) -> Any:
         bounds[along] = (0, tensor.shape[along])
         if view is not None and not can_be_read(view, tensor, bounds):
             tensor, view = job.table.whole(tensor), None
-        if view is not None:
-            bounds[along] = view.bounds(along)
+        whole = slabs_of(tensor, job.target // like.itemsize)
+        bounds[along] = whole[along] if view is None else view.bounds(along)
         for region in product(*(list(pairwise(its)) for its in bounds)):
             place = list(region)
             place[along] = (first + region[along][0], first + region[along][1])

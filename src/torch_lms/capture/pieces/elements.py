@@ -8,13 +8,11 @@ import torch
 
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import tensors_of
+from torch_lms.capture.pieces.copies import COPIES
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, slabs_of, taken_there
 from torch_lms.capture.pieces.tiles import Region
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.tensors import untyped_storage
-
-COPIES = frozenset(f"aten::{name}" for name in ("clone", "_to_copy", "copy_", "fill_", "zero_"))
-"""Operators of which no tag says that they treat each element by itself. They compute nothing."""
 
 
 def run(job: Job) -> Any:

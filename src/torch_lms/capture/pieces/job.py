@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces.call import unbind
-from torch_lms.capture.pieces.results import Gathered
+from torch_lms.capture.pieces.results import WHOLE, Gathered
 from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.pieces.tiles import Range, Region, as_dense, is_dense, order_of, part
 from torch_lms.capture.pieces.views import View
@@ -35,7 +35,8 @@ class Job:
         func: the operator, and ``info`` about it.
         given: its arguments by name.
         likes: its results, on the meta device.
-        device: of all these.
+        device: of the results. Arguments are elsewhere only if they are copied.
+        kind: of devices whose tensors may be in tiles.
         most: bytes that it may touch.
         execute: see ``Execute``.
         holds: see ``Holds``.
@@ -47,6 +48,7 @@ class Job:
     given: dict[str, Any]
     likes: list[Any]
     device: torch.device
+    kind: str
     most: int
     execute: Execute
     holds: Holds
@@ -58,8 +60,9 @@ class Job:
 
     def gathered(self) -> list[Gathered]:
         """To gather pieces of its results in."""
+        most = self.target if self.device.type == self.kind else WHOLE
         with self.table.seen():
-            return [Gathered(like, self.device, self.target, self.table.size_of) for like in self.likes]
+            return [Gathered(like, self.device, most, self.table.size_of) for like in self.likes]
 
     def results(self, gathered: list[Gathered]) -> Any:
         """As the operator would give them."""

@@ -17,9 +17,6 @@ Pieces = Callable[[dict[str, Any]], list[Any]]
 """Runs a call in pieces, on given arguments, and returns whole results."""
 
 _SEED = 20_261_125
-WHOLE = 1 << 62
-"""Bytes: no result is larger."""
-
 _COMPARED = 64
 """So many elements at least of each result."""
 

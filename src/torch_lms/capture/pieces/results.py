@@ -22,6 +22,10 @@ InTiles = Callable[[torch.Tensor, Tiles], torch.Tensor]
 """Makes a tensor, as the one on the meta device is, whose bytes are in these tiles."""
 
 
+WHOLE = 1 << 62
+"""Bytes: no result is larger."""
+
+
 class Gathered:
     """One result of an operation, whose pieces come one by one.
 

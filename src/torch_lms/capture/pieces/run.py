@@ -15,7 +15,7 @@ from torch_lms.capture.pieces.call import as_results, bind
 from torch_lms.capture.pieces.job import NOT_CUT, Execute, Job
 from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.schema import OpInfo
-from torch_lms.capture.sizes import on_meta
+from torch_lms.capture.sizes import on_meta, result_device
 from torch_lms.capture.tensors import is_bare, untyped_storage
 from torch_lms.units import format_bytes
 
@@ -81,10 +81,12 @@ class Pieces:
         tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
         if not tensors or not all(map(is_bare, tensors)):
             return NOT_CUT
-        device = max(tensors, key=torch.Tensor.numel).device
-        if device.type != self._owner.kind or any(t.device != device for t in tensors if t.dim()):
+        target = result_device(args, kwargs)
+        devices = {target, *(tensor.device for tensor in tensors if tensor.dim())}
+        device = next((device for device in devices if device.type == self._owner.kind), None)
+        if device is None or not self._table.can_hold(device) or (len(devices) > 1 and info.packet != copies.TO):
             return NOT_CUT
-        storages = {id(storage): storage for storage in map(untyped_storage, tensors)}
+        storages = {id(storage): storage for storage in map(untyped_storage, tensors) if storage.device == device}
         if sum(map(self._table.size_of, storages.values())) + new_bytes <= most:
             return NOT_CUT
         run = _way_of(func, info)
@@ -92,12 +94,14 @@ class Pieces:
             return NOT_CUT
         try:
             given = bind(func, args, kwargs)
+            if len(devices) > 1:
+                given["non_blocking"] = False  # pieces are copied on as soon as they are there
             likes = as_results(on_meta(func, args, kwargs))
         except Exception:  # no meta kernel, or an error that the operator itself will raise
             return NOT_CUT
         holds = partial(self._holds, info.packet, device, tensors)
         with self._table.working():
-            job = Job(self._table, func, info, given, likes, device, most, self._execute, holds)
+            job = Job(self._table, func, info, given, likes, target, self._owner.kind, most, self._execute, holds)
             result = run(job)
             if result is NOT_CUT and not self._proofs.are_needed:
                 result = run(replace(job, holds=lambda *_: True))
@@ -151,14 +155,14 @@ class Pieces:
 
 def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
     """How an operator is run in pieces; None if it cannot be."""
+    if any(argument.is_out for argument in func._schema.arguments):
+        return None
     if info.packet in copies.CONSTANTS:
         return copies.constant
     if info.packet == _CAT:
         return copies.cat
     if info.packet in losses.LOSSES:
         return losses.run
-    if any(argument.is_out for argument in func._schema.arguments):
-        return None
-    if info.pointwise or info.packet in elements.COPIES:
+    if info.pointwise or info.packet in copies.COPIES:
         return elements.run
     return slabs.run if slabs.can_cut(info) else None

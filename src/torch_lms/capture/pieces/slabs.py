@@ -11,7 +11,7 @@ from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
 from torch_lms.capture.pieces.job import NOT_CUT, PARTS, Job
-from torch_lms.capture.pieces.results import Gathered
+from torch_lms.capture.pieces.results import WHOLE, Gathered
 from torch_lms.capture.pieces.tiles import as_dense, dense_strides, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.placeholder import of_shape
@@ -96,7 +96,7 @@ def _is_proven(job: Job, cut: Cut, bounds: Bounds) -> bool:
 
 def _tried(job: Job, cut: Cut, bounds: Bounds, tried: dict[str, Any]) -> list[Any]:
     """Whole results of pieces of ``tried``, which is in no tiles."""
-    gathered = [Gathered(like, job.device, proof.WHOLE, storage_nbytes) for like in job.likes]
+    gathered = [Gathered(like, job.device, WHOLE, storage_nbytes) for like in job.likes]
     for first, last in pairwise(bounds):
         args, kwargs = unbind(job.func, {**tried, **_taken(cut, first, last, tried, {})})
         for result, piece in zip(gathered, as_results(job.func(*args, **kwargs)), strict=True):

@@ -73,6 +73,10 @@ class TileTable:
         self._lock = threading.RLock()
         self._local = threading.local()
 
+    def can_hold(self, device: torch.device) -> bool:
+        """Whether tensors of ``device`` can be in tiles."""
+        return device.type == "cpu" or self._alias is not alias_by_memory
+
     def __bool__(self) -> bool:
         return bool(self._tiles)
 
@@ -132,12 +136,29 @@ class TileTable:
             self.assemble(storage)
 
     def _give_memory(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
-        self._owner.begin(_Assembling(tiles.device), [], tiles.nbytes)
+        use = _Assembling(tiles.device)
+        self._owner.begin(use, [], tiles.nbytes)
         try:
-            STORAGE.resize_(storage, tiles.nbytes)
+            self._resize(storage, tiles.nbytes, str(use))
             self._owner.register(storage, self._whole_of(storage, tiles))
         finally:
             self._owner.end([], [])
+
+    def _resize(self, storage: torch.UntypedStorage, nbytes: int, use: str) -> None:
+        """If memory runs out, once more with everything else gone (N9)."""
+        try:
+            STORAGE.resize_(storage, nbytes)
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not self._owner.is_out_of_memory(error):
+                raise
+        self._owner.recover([], nbytes)
+        try:
+            STORAGE.resize_(storage, nbytes)
+        except (RuntimeError, MemoryError) as error:
+            if not self._owner.is_out_of_memory(error):
+                raise
+            raise self._owner.does_not_fit(use, [], nbytes, error) from error
 
     def _whole_of(self, storage: torch.UntypedStorage, tiles: Tiles) -> torch.Tensor:
         with self._owner.unseen():
