@@ -184,7 +184,7 @@ class Rig:
         if action.page in self.torn and copy is None:
             return
         assert copy is not None, f"{action}: no lower copy"
-        assert copy.tier is action.tier, f"{action}: the copy is in {copy.tier}"
+        assert copy.tier is action.tier or action.page in self.torn, f"{action}: the copy is in {copy.tier}"
         if action.page in self.truth:
             assert self.device.get(action.page) == self.truth[action.page], f"{action}: the last copy"
 

@@ -66,7 +66,7 @@ WITHOUT_TORCH = [
     "torch_lms.cli.main",
 ]
 
-ENABLE = ["limit", "min_size", "host_limit", "spill_dir", "policy", "recompute", "device", "tune"]
+ENABLE = ["limit", "min_size", "host_limit", "spill_dir", "policy", "recompute", "exact", "device", "tune"]
 """All that can be set. A new knob must be something that a user can have an opinion on: argue for it first."""
 
 

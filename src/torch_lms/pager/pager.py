@@ -108,10 +108,12 @@ class Pager:
 
     def files_forgotten(self) -> Iterable[Action]:
         """Pages may be written unseen from now on: none is taken to be as in its file any more."""
-        if not self.book.ledger.file:
-            return ()
-        pages = [page.id for page in self.book if page.tier is Tier.FILE]
-        return tuple(Discard(page, tier) for page, tier in self.book.write(pages))
+        return self._forget_files() if self.book.ledger.file else ()
+
+    def _forget_files(self) -> Actions:
+        for page_id in [page.id for page in self.book if page.tier is Tier.FILE]:
+            for page, tier in self.book.write([page_id]):
+                yield Discard(page, tier)  # an interrupt here leaves the others as they are
 
     def died(self, page_id: PageId) -> Iterable[Action]:
         """The storage of the page is gone."""
