@@ -12,7 +12,7 @@ from tests.ways import IS_NATIVE
 from torch_lms.capture.pieces import proof
 from torch_lms.runtime import session
 
-MIN_SIZE = 1024
+MIN_SIZE = 512
 LIMIT = 96 << 10
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="a tensor without memory is made by the native interposer")

@@ -19,7 +19,7 @@ from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.errors import UsageError
 from torch_lms.runtime import api, session
 
-MIN_SIZE = 64
+MIN_SIZE = 16
 
 SHARE = 0.7
 """Of what an operation needs: the limit."""
@@ -384,7 +384,7 @@ def in_tiles() -> Iterator[tuple[Tensor, Tensor]]:
     """A tensor in tiles, and one that is equal to it."""
     x = rand(1, 6, 40, 50)
     expected = x * 2
-    with torch_lms.session(limit=40_000, min_size=1024) as lms:
+    with torch_lms.session(limit=40_000, min_size=256) as lms:
         y = x * 2
         assert is_in_tiles(y)
         yield y, expected
@@ -470,7 +470,7 @@ def test_pickled_and_saved(tmp_path: Path, in_tiles: tuple[Tensor, Tensor]) -> N
 
 def test_it_is_whole_after_the_session() -> None:
     x = rand(1, 6, 40, 50)
-    with torch_lms.session(limit=40_000, min_size=1024) as lms:
+    with torch_lms.session(limit=40_000, min_size=256) as lms:
         y = x * 2
         kept = y[:, 2]
         assert is_in_tiles(y)

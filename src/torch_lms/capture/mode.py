@@ -43,6 +43,9 @@ from torch_lms.residency import PageId
 FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
 
+LARGE = 64
+"""Pages of so large a part of the limit may make an operation exceed it by itself: what it creates has to be known."""
+
 _nbytes_of: Callable[[Entry], int] = attrgetter("nbytes")
 
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
@@ -189,8 +192,16 @@ class LmsMode(TorchDispatchMode):
     ) -> bool:
         """Whether an operation may run at once: on the fast path, or without pages, used or made."""
         if self._fast_path.is_open:
-            return not pages or self._fast_path.enter(pages)
+            return not pages or (not self._is_large(func, info, pages, args, kwargs) and self._fast_path.enter(pages))
         return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
+
+    def _is_large(
+        self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether an operation needs more than the limit by itself."""
+        nbytes = sum(map(_nbytes_of, pages))
+        most = self._owner.room_for_one_op(pages)
+        return nbytes * LARGE >= most and nbytes + self._new_bytes(func, info, args, kwargs) > most
 
     def _new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of pages that ``func`` will create, as far as is known."""

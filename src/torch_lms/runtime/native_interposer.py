@@ -11,7 +11,7 @@ import torch
 
 from torch_lms.capture import unobserved
 from torch_lms.capture.call import Call
-from torch_lms.capture.mode import FILLED_UNSEEN, LmsMode
+from torch_lms.capture.mode import FILLED_UNSEEN, LARGE, LmsMode
 from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
@@ -442,6 +442,7 @@ class NativeInterposer(Interposer):
             "filled_unseen": FILLED_UNSEEN,
             "read_unseen": READ_UNSEEN,
             "read_unseen_wide": READ_UNSEEN_WIDE,
+            "large": LARGE,
             "runs": RUNS,
         }
         self._native.start(self._callbacks, self._owner.kind, sizes, self._table.default.executor.has_streams)

@@ -11,12 +11,11 @@ import torch
 
 from torch_lms.capture.collectives import Collectives
 from torch_lms.capture.compiled import CompiledRegions
-from torch_lms.capture.mode import LmsMode
+from torch_lms.capture.mode import LARGE, LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, storage_nbytes
-from torch_lms.capture.split import RUNS
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
@@ -279,8 +278,8 @@ class Session(PageOwner):
         engine = entries[0].engine
         if not engine.is_roomy:
             return True
-        # What is split must not depend on what is there (N10). A list's results need at most as much as the list.
-        return sum([entry.nbytes for entry in entries]) * 2 * RUNS >= engine.pager.limit
+        # What is split must not depend on what is there (N10).
+        return sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
 
     def limit_of(self, device: torch.device) -> int | None:
         """Bytes of ``device`` that pages may occupy; None if it has none."""

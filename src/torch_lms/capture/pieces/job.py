@@ -38,6 +38,7 @@ class Job:
         device: of the results. Arguments are elsewhere only if they are copied.
         kind: of devices whose tensors may be in tiles.
         most: bytes that it may touch.
+        least: bytes from which on a tensor is a page: smaller tiles would never leave.
         execute: see ``Execute``.
         holds: see ``Holds``.
     """
@@ -50,6 +51,7 @@ class Job:
     device: torch.device
     kind: str
     most: int
+    least: int
     execute: Execute
     holds: Holds
 

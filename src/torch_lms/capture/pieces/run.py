@@ -21,7 +21,7 @@ from torch_lms.units import format_bytes
 
 _log = logging.getLogger(__name__)
 
-_MIN_PIECE = 16
+_MIN_PIECE = 64
 """Limits below so many times the size of the smallest page leave no room for pieces that are pages."""
 
 _CAT = "aten::cat"
@@ -101,7 +101,8 @@ class Pieces:
             return NOT_CUT
         holds = partial(self._holds, info.packet, device, tensors)
         with self._table.working():
-            job = Job(self._table, func, info, given, likes, target, self._owner.kind, most, self._execute, holds)
+            kind, least = self._owner.kind, self._owner.min_size
+            job = Job(self._table, func, info, given, likes, target, kind, most, least, self._execute, holds)
             result = run(job)
             if result is NOT_CUT and not self._proofs.are_needed:
                 result = run(replace(job, holds=lambda *_: True))

@@ -38,9 +38,10 @@ def run(job: Job) -> Any:
     return NOT_CUT
 
 
-def _ways(job: Job) -> Iterator[tuple[tuple[int, int], Cut, Bounds]]:
-    """Cuts whose pieces fit, and their bounds. First how good each is, smaller is better: how many arguments in tiles
-    have to be cut anew for it, and how large pieces are: where small ones lead to other kernels, large ones may not.
+def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
+    """Cuts whose pieces fit, and their bounds. First how good each is, smaller is better: how many arguments would be
+    read once for each piece, since smaller tiles would be no pages; how many have to be cut anew; and how large pieces
+    are: where small ones lead to other kernels, large ones may not.
     """
     tensors = dict(tensors_of(job.given))
     made = sum(like.numel() * like.itemsize for like in job.likes if isinstance(like, torch.Tensor))
@@ -50,14 +51,16 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int], Cut, Bounds]]:
         flowing = made + sum(tensors[name].nbytes for name, slab in slabs.items() if not slab.shape_only)
         views = [_view_of(job, tensors[name], slab) for name, slab in slabs.items()]
         in_tiles = [(view, dim) for view, dim in views if view is not None]
-        anew = sum(dim < 0 for _, dim in views) + sum(len(view.bounds(dim)) <= 2 for view, dim in in_tiles)
+        uncut = [view for view, dim in in_tiles if len(view.bounds(dim)) <= 2]
+        anew = sum(dim < 0 for _, dim in views) + len(uncut)
         step = math.lcm(cut.step, *(view.step(dim) for view, dim in in_tiles))
         for parts in _PARTS:
             longest = job.most // parts * cut.extent // max(1, flowing)
             bounds = _bounds(cut, max(step, longest // step * step), in_tiles)
             largest = max(last - first for first, last in pairwise(bounds))
             if len(bounds) > 2 and held + flowing * largest // cut.extent <= job.most:
-                yield (anew, -parts), cut, bounds
+                too_small = sum(view.smallest_nbytes(len(bounds) - 1) < job.least for view in uncut)
+                yield (too_small, anew, -parts), cut, bounds
 
 
 def _view_of(job: Job, tensor: torch.Tensor, slab: Slab) -> tuple[View | None, int]:
@@ -127,7 +130,7 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
         if view is None:
             own = bounds if bounds[-1] == size else _even(size, len(bounds) - 1, 1)
             view = table.tile(given[name], slab.dim, own, job.most)
-        elif len(view.bounds(dim)) <= 2:
+        elif len(view.bounds(dim)) <= 2 and view.smallest_nbytes(len(bounds) - 1) >= job.least:
             with table.seen():
                 view.refine(dim, _even(size, len(bounds) - 1, view.step(dim)))
         if view is not None:

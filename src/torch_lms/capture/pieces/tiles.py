@@ -105,6 +105,12 @@ class Tiles:
         """Of the whole."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
+    @property
+    def smallest_nbytes(self) -> int:
+        """Of the smallest tile."""
+        shortest = (min(last - first for first, last in pairwise(bounds)) for bounds in self.bounds)
+        return math.prod(shortest) * self.dtype.itemsize
+
     def regions(self) -> Iterator[tuple[tuple[int, ...], Region]]:
         """The places of all tiles, and what of the whole they are."""
         for place in product(*(range(len(bounds) - 1) for bounds in self.bounds)):

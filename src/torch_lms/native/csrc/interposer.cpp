@@ -368,13 +368,23 @@ Entrance Interposer::enter(
   }
   self.epoch = 0;
   self.is_prepared = self.must_end = self.is_expected = self.is_captured = false;
-  const Entrance entrance = is_open ? Entrance::passes : follow(op, handle, stack, self);
+  const Entrance open = may_be_large(self.found) ? Entrance::python : Entrance::passes;
+  const Entrance entrance = is_open ? open : follow(op, handle, stack, self);
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
   }
   self.is_busy = entrance == Entrance::passes;
   self.is_pinned = false;
   return entrance;
+}
+
+// Whether an operation on these pages may need more than the limit by itself: then Python asks what it creates.
+bool Interposer::may_be_large(const std::vector<Page*>& used) {
+  int64_t nbytes = 0;
+  for (const Page* page : used) {
+    nbytes += page->nbytes;
+  }
+  return !used.empty() && nbytes * settings.large >= pages.account(used.front()->device).limit;
 }
 
 // Have Python move pages for the operation, which is the plan's next.

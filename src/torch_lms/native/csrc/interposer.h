@@ -106,6 +106,7 @@ struct Settings {
   int64_t read_unseen = 0;    // integers on the CPU below so many bytes may be read unseen
   int64_t read_unseen_wide = 0;  // the same for those of 32 and 64 bits
   bool has_streams = false;
+  int64_t large = 1;  // pages of so large a part of the limit may make an operation exceed it by itself
   int64_t runs = 1;  // an operator that takes lists is split if it needs more than the limit by so many
 };
 
@@ -184,6 +185,7 @@ class Interposer {
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  bool may_be_large(const std::vector<Page*>& used);
   Entrance prepare(Running& self);
   void capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
   void finish(

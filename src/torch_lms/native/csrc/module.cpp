@@ -289,6 +289,7 @@ void start(py::object owner, const std::string& device_type, py::dict sizes, boo
   settings.filled_unseen = sizes["filled_unseen"].cast<int64_t>();
   settings.read_unseen = sizes["read_unseen"].cast<int64_t>();
   settings.read_unseen_wide = sizes["read_unseen_wide"].cast<int64_t>();
+  settings.large = sizes["large"].cast<int64_t>();
   settings.runs = sizes["runs"].cast<int64_t>();
   settings.has_streams = has_streams;
   interposer().start(settings, std::make_shared<PythonOwner>(std::move(owner)));
