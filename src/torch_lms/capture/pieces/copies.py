@@ -1,5 +1,6 @@
 """Operators that only fill or copy, in pieces (N27)."""
 
+import math
 from itertools import pairwise, product
 from typing import Any
 
@@ -57,8 +58,9 @@ def cat(job: Job) -> Any:
         bounds[along] = (0, tensor.shape[along])
         if view is not None and not can_be_read(view, tensor, bounds):
             tensor, view = job.table.whole(tensor), None
-        whole = slabs_of(tensor, job.target // like.itemsize)
-        bounds[along] = whole[along] if view is None else view.bounds(along)
+        own = slabs_of(tensor, job.target // like.itemsize)[along] if view is None else view.bounds(along)
+        shortest = (min(b - a for a, b in pairwise(its)) for dim, its in enumerate(bounds) if dim != along)
+        bounds[along] = _coarser(own, -(-job.least // (math.prod(shortest) * like.itemsize)))
         for region in product(*(list(pairwise(its)) for its in bounds)):
             place = list(region)
             place[along] = (first + region[along][0], first + region[along][1])
@@ -66,3 +68,12 @@ def cat(job: Job) -> Any:
                 gathered.put(tuple(place), taken_there(tensor, view, region).clone())
         first += tensor.shape[along]
     return job.results([gathered])
+
+
+def _coarser(bounds: tuple[int, ...], shortest: int) -> tuple[int, ...]:
+    """Some of ``bounds``, at least ``shortest`` apart but for the last."""
+    found = [bounds[0]]
+    for bound in bounds[1:-1]:
+        if bound - found[-1] >= shortest and bounds[-1] - bound >= shortest:
+            found.append(bound)
+    return (*found, bounds[-1])
