@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import torch_lms
-from torch_lms.capture.pieces import copies, proof, run
+from torch_lms.capture.pieces import copies, elements, proof, run
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.errors import UsageError
@@ -251,6 +251,12 @@ CALLS: dict[str, list[Made]] = {
     "mul_": [lambda: (rand(97, 53), rand(97, 1)), lambda: (rand(97, 53, dtype=BF16), 0.3)],
     "where": [lambda: (rand(97, 53) > 0, rand(97, 53), rand(53))],
     "threshold_backward": [lambda: (rand(97, 53), rand(97, 53), 0)],
+    "elu_backward": [lambda: (rand(64, 256), 1.0, 1.0, 1.0, False, rand(64, 256))],
+    **{
+        f"{name}_backward": [lambda rest=rest: (rand(64, 256), rand(64, 256), *rest)]
+        for name, rest in {"leaky_relu": (0.01, False), "hardtanh": (-1, 1), "softplus": (1, 20)}.items()
+    },
+    **{f"{name}_backward": [lambda: (rand(64, 256), rand(64, 256))] for name in ("hardsigmoid", "hardswish", "mish")},
     "clone": [lambda: (rand(97, 53),), lambda: (rand(97, 53).t(),)],
     "_to_copy": [lambda: (rand(97, 53),)],
     "copy_": [lambda: (rand(97, 53), rand(97, 53, dtype=BF16))],
@@ -270,7 +276,7 @@ DEPENDS_ON_THE_PROCESSOR = {
 
 
 def test_every_operator_of_the_tables_is_called() -> None:
-    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *copies.COPIES))}
+    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *copies.COPIES, *elements.UNTAGGED))}
     assert names - NOT_ON_A_CPU <= set(CALLS)
 
 

@@ -379,7 +379,11 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
         found = {"grad_output": Slab(1, first, last), "weight": Slab(out, first, last)}
         return found | ({"bias_sizes": [last - first]} if sizes else {})
 
-    yield Cut("channels", weight.shape[out], weights)
+    def weights_of(first: int, last: int) -> dict[str, Any]:
+        return {"input": Slab(1, first, last), "weight": Slab(into, first, last)}
+
+    yield Cut("channels of the result", weight.shape[out], weights)
+    yield Cut("channels of the input", weight.shape[into], weights_of)
 
 
 def _is_covered(line: _Line) -> bool:

@@ -14,6 +14,12 @@ from torch_lms.capture.pieces.tiles import Region
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.tensors import untyped_storage
 
+UNTAGGED = frozenset(
+    f"aten::{name}_backward"
+    for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
+)
+"""Gradients of activations, of which no tag says that they treat each element by itself."""
+
 
 def run(job: Job) -> Any:
     """Any regions will do: those of the tiles of an argument, or as many as have to be."""

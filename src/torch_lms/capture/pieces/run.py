@@ -164,6 +164,6 @@ def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
         return copies.cat
     if info.packet in losses.LOSSES:
         return losses.run
-    if info.pointwise or info.packet in copies.COPIES:
+    if info.pointwise or info.packet in copies.COPIES or info.packet in elements.UNTAGGED:
         return elements.run
     return slabs.run if slabs.can_cut(info) else None

@@ -56,10 +56,10 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
         step = math.lcm(cut.step, *(view.step(dim) for view, dim in in_tiles))
         for parts in _PARTS:
             longest = job.most // parts * cut.extent // max(1, flowing)
-            bounds = _bounds(cut, max(step, longest // step * step), in_tiles)
+            bounds = _bounds(cut, max(step, longest // step * step), step, in_tiles)
             largest = max(last - first for first, last in pairwise(bounds))
             if len(bounds) > 2 and held + flowing * largest // cut.extent <= job.most:
-                too_small = sum(view.smallest_nbytes(len(bounds) - 1) < job.least for view in uncut)
+                too_small = sum(view.tile_nbytes(len(bounds) - 1) < job.least for view in uncut)
                 yield (too_small, anew, -parts), cut, bounds
 
 
@@ -74,13 +74,13 @@ def _view_of(job: Job, tensor: torch.Tensor, slab: Slab) -> tuple[View | None, i
     return (view, slab.dim) if view is None or view.step(slab.dim) else (None, -1)
 
 
-def _bounds(cut: Cut, longest: int, in_tiles: list[tuple[View, int]]) -> Bounds:
-    """Those of the first argument whose tiles are about as long; else anew."""
+def _bounds(cut: Cut, longest: int, step: int, in_tiles: list[tuple[View, int]]) -> Bounds:
+    """Those of the first argument whose tiles are about as long; else pieces of about the same size."""
     for view, dim in in_tiles:
         bounds = view.bounds(dim)
         if bounds[-1] == cut.extent and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
             return bounds
-    return (*range(0, cut.extent, longest), cut.extent)
+    return _even(cut.extent, -(-cut.extent // longest), step)
 
 
 # -- proved ----------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
         if view is None:
             own = bounds if bounds[-1] == size else _even(size, len(bounds) - 1, 1)
             view = table.tile(given[name], slab.dim, own, job.most)
-        elif len(view.bounds(dim)) <= 2 and view.smallest_nbytes(len(bounds) - 1) >= job.least:
+        elif len(view.bounds(dim)) <= 2 and view.tile_nbytes(len(bounds) - 1) >= job.least:
             with table.seen():
                 view.refine(dim, _even(size, len(bounds) - 1, view.step(dim)))
         if view is not None:

@@ -106,10 +106,9 @@ class Tiles:
         return math.prod(self.sizes) * self.dtype.itemsize
 
     @property
-    def smallest_nbytes(self) -> int:
-        """Of the smallest tile."""
-        shortest = (min(last - first for first, last in pairwise(bounds)) for bounds in self.bounds)
-        return math.prod(shortest) * self.dtype.itemsize
+    def tile_nbytes(self) -> int:
+        """Of a tile, on the average."""
+        return self.nbytes // math.prod(len(bounds) - 1 for bounds in self.bounds)
 
     def regions(self) -> Iterator[tuple[tuple[int, ...], Region]]:
         """The places of all tiles, and what of the whole they are."""

@@ -96,9 +96,9 @@ class View:
             return (0, size)
         return (0, *(flat // group.rest for flat in inside), size)
 
-    def smallest_nbytes(self, parts: int) -> int:
-        """Of the smallest tile, if each is cut into so many."""
-        return self._tiles.smallest_nbytes // parts
+    def tile_nbytes(self, parts: int) -> int:
+        """Of a tile, on the average, if each is cut into so many."""
+        return self._tiles.tile_nbytes // parts
 
     def refine(self, dim: int, bounds: tuple[int, ...]) -> None:
         """Have the whole in tiles that do not reach over ``bounds`` along ``dim``."""
