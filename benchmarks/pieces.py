@@ -3,8 +3,8 @@
     python benchmarks/pieces.py    # half an hour; writes results/pieces-<machine>.json
 
 A picture through a network for restoration (inference), a 3D U-Net and a small GPT (training) grow until they fail:
-operations run as a whole, or in pieces. The kernel holds the process to 300 MB beside its imports (RLIMIT_DATA), of which
-pages may take 90 MB. A size counts if its results equal those of stock PyTorch, which may take all memory, to the bit.
+operations run as a whole, or in pieces. The kernel holds the process to 300 MB beside its imports (RLIMIT_DATA), of
+which pages may take 90 MB. A size counts if its results equal those of stock PyTorch, with all memory, to the bit.
 Each size runs in pieces once without the kernel's limit, so that what pieces give is proved.
 """
 

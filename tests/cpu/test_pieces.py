@@ -1,7 +1,9 @@
 """Operations larger than the limit in pieces: every operator that can be cut gives the same bits (N27)."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +242,17 @@ CALLS: dict[str, list[Made]] = {
     "nll_loss_forward": [lambda: of_target(rand(97, 53)), lambda: of_target(rand(97, 53), ignored=True)],
     "nll_loss2d_forward": [lambda: of_target(rand(1, 5, 31, 29))],
     "cat": [lambda: ([rand(1, 3, 31, 13), rand(1, 4, 31, 13)], 1), lambda: ([rand(31, 53), rand(0), rand(7, 53)],)],
-    "zeros_like": [lambda: (rand(97, 53),)],
+    "zeros_like": [lambda: (rand(97, 53),), lambda: (rand(2, 7, 31, 29).to(memory_format=LAST),)],
+    "constant_pad_nd": [
+        lambda: (rand(1, 6, 31, 29), [1, 2, 3, 0], 0.5),
+        lambda: (rand(2, 6, 31, 29).to(memory_format=LAST), [1, 1, 1, 1]),
+        lambda: (rand(97, 53), [0, 0, 5, 7]),
+    ],
+    "slice_backward": [
+        lambda: (rand(2, 31, 53), [2, 97, 53], 1, 13, 44, 1),
+        lambda: (rand(2, 31, 53), [2, 97, 53], 1, -31, 9223372036854775807, 1),
+    ],
+    "select_backward": [lambda: (rand(97, 53), [97, 3, 53], 1, -2)],
     "ones_like": [lambda: (rand(97, 53),)],
     "new_zeros": [lambda: (rand(97, 53), [61, 59])],
     "new_ones": [lambda: (rand(97, 53), [61, 59])],
@@ -276,7 +288,8 @@ DEPENDS_ON_THE_PROCESSOR = {
 
 
 def test_every_operator_of_the_tables_is_called() -> None:
-    names = {*OPERATORS, *(name.removeprefix("aten::") for name in (*LOSSES, *copies.COPIES, *elements.UNTAGGED))}
+    others = (*LOSSES, *copies.COPIES, *copies.PLACED, *elements.UNTAGGED)
+    names = {*OPERATORS, *(name.removeprefix("aten::") for name in others)}
     assert names - NOT_ON_A_CPU <= set(CALLS)
 
 
@@ -300,6 +313,27 @@ def test_the_same_bits(name: str, number: int, ran: list[str]) -> None:
     assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
     assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
     assert name in ran or name in DEPENDS_ON_THE_PROCESSOR
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_the_same_bits_of_arguments_in_tiles(name: str, number: int) -> None:
+    """Whether the operation takes them from there or has them whole."""
+    func = getattr(aten, name)
+    torch.manual_seed(0)
+    args = CALLS[name][number]()
+    expected = [*tensors_of(func(*args)), *tensors_of(args)]
+    limit = max(64 * MIN_SIZE, sum(tensor.nbytes for tensor in expected) // 5)
+    torch.manual_seed(0)
+    args = CALLS[name][number]()
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        args = pytree.tree_map_only(Tensor, Tensor.clone, args)
+        some = any(map(is_in_tiles, tensors_of(args)))
+        result = tensors_of(func(*args))
+        found = [*(value.clone() for value in result), *(value.clone() for value in tensors_of(args))]
+        lms.validate()
+    assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
+    assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
+    assert some or name == "embedding"  # whose indices are whole numbers
 
 
 # -- what is proved --------------------------------------------------------------------------------------------------
@@ -472,6 +506,42 @@ def test_pickled_and_saved(tmp_path: Path, in_tiles: tuple[Tensor, Tensor]) -> N
     torch.save({"it": y, "part": y[:, 1]}, tmp_path / "it.pt")
     loaded = torch.load(tmp_path / "it.pt")
     assert same_bits([loaded["it"].clone(), loaded["part"].clone()], [expected, expected[:, 1]])
+
+
+def test_a_forked_child_has_it(in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(y, expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert same_bits([y.clone()], [expected])
+
+
+def test_threads_share_one(in_tiles: tuple[Tensor, Tensor]) -> None:
+    y, expected = in_tiles
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: ((y + number) * (y - number)).sum(1).clone(), range(8)))
+    assert same_bits(found, [((expected + number) * (expected - number)).sum(1) for number in range(8)])
+
+
+def test_a_write_that_fails_halfway_leaves_what_is_there_readable(
+    in_tiles: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y, expected = in_tiles
+    assert api._running is not None
+    mode, calls = api._running._session.mode, []
+    real = mode.pieces._execute
+
+    def failing(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("a kernel that fails")
+        return real(*args)
+
+    monkeypatch.setattr(mode.pieces, "_execute", failing)
+    with pytest.raises(RuntimeError, match="a kernel that fails"):
+        y * 2
+    assert same_bits([y.clone()], [expected])
 
 
 def test_it_is_whole_after_the_session() -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from torch_lms.capture.pieces.cuts import Arguments
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, slabs_of, taken_there
+from torch_lms.capture.pieces.tiles import Region, dense_strides, order_of, part
 from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
@@ -31,9 +33,86 @@ def constant(job: Job) -> Any:
     (gathered,) = job.gathered()
     with job.table.seen():
         for region in product(*(list(pairwise(bounds)) for bounds in slabs_of(like, job.target // like.itemsize))):
-            shape = [last - first for first, last in region]
-            gathered.put(region, torch.full(shape, value, dtype=like.dtype, device=job.device))
+            gathered.put(region, _filled(job, region, value))
     return job.results([gathered])
+
+
+def _filled(job: Job, region: Region, value: float) -> torch.Tensor:
+    """That ``region`` of the result, full of ``value``."""
+    (like,) = job.likes
+    shape = [last - first for first, last in region]
+    strides = dense_strides(shape, order_of(like))
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=job.device).fill_(value)
+
+
+def placed(job: Job) -> Any:
+    """A tensor in the midst of a constant: padding, and gradients of slices."""
+    (like,) = job.likes
+    with job.table.seen():
+        source, firsts, value = _PLACED[job.info.packet](job.given)
+    sizes = zip(firsts, source.shape, like.shape, strict=True)
+    if any(first < 0 or first + size > whole for first, size, whole in sizes):
+        return NOT_CUT  # it is cropped, or taken in steps
+    try:
+        view = job.table.view_of(source)
+    except NotInTiles:
+        return NOT_CUT
+    grid = slabs_of(like, job.target // like.itemsize)
+    if view is not None:
+        for dim, first in enumerate(firsts):
+            inside = view.bounds(dim)[1:-1]
+            grid[dim] = (0, *(first + bound for bound in inside), like.shape[dim])
+    (gathered,) = job.gathered()
+    for region in product(*(list(pairwise(bounds)) for bounds in grid)):
+        with job.table.seen():
+            cell = _filled(job, region, value)
+            ends = [first + size for first, size in zip(firsts, source.shape, strict=True)]
+            inner = [(max(a, first), min(b, end)) for (a, b), first, end in zip(region, firsts, ends, strict=True)]
+            if all(a < b for a, b in inner):
+                own = tuple((a - first, b - first) for (a, b), first in zip(inner, firsts, strict=True))
+                there = tuple((a - begin, b - begin) for (a, b), (begin, _) in zip(inner, region, strict=True))
+                part(cell, there).copy_(taken_there(source, view, own))
+            gathered.put(region, cell)
+    return job.results([gathered])
+
+
+Placed = tuple[torch.Tensor, list[int], float]
+"""What is placed, at which index of each dimension of the result, and the constant around it."""
+
+
+def _padded(given: Arguments) -> Placed:
+    source, pad = given["self"], given["pad"]
+    firsts = [0] * source.dim()
+    for place in range(len(pad) // 2):
+        firsts[-1 - place] = pad[2 * place]
+    return source, firsts, given["value"]
+
+
+def _slice_of_gradient(given: Arguments) -> Placed:
+    source, dim = given["grad_output"], given["dim"]
+    size = given["input_sizes"][dim]
+    first = min(size, max(0, given["start"] + (size if given["start"] < 0 else 0)))
+    firsts = [0] * source.dim()
+    firsts[dim] = first if given["step"] == 1 else -1
+    return source, firsts, 0
+
+
+def _selected_of_gradient(given: Arguments) -> Placed:
+    dim = given["dim"] % len(given["input_sizes"])
+    source = given["grad_output"].unsqueeze(dim)
+    firsts = [0] * source.dim()
+    firsts[dim] = given["index"] % given["input_sizes"][dim]
+    return source, firsts, 0
+
+
+_PLACED = {
+    "aten::constant_pad_nd": _padded,
+    "aten::slice_backward": _slice_of_gradient,
+    "aten::select_backward": _selected_of_gradient,
+}
+
+PLACED = frozenset(_PLACED)
+"""Operators that place a tensor in the midst of a constant."""
 
 
 def cat(job: Job) -> Any:

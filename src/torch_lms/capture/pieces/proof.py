@@ -16,6 +16,9 @@ from torch_lms.capture.tensors import span
 Pieces = Callable[[dict[str, Any]], list[Any]]
 """Runs a call in pieces, on given arguments, and returns whole results."""
 
+_MAX_KNOWN = 10_000
+"""Verdicts that are remembered: a program whose shapes never repeat must not grow."""
+
 _SEED = 20_261_125
 _COMPARED = 64
 """So many elements at least of each result."""
@@ -67,6 +70,8 @@ class Proofs:
     def remember(self, key: str, holds: bool) -> None:
         """The verdict on ``key``."""
         self._known[key] = holds
+        if len(self._known) > _MAX_KNOWN:
+            del self._known[next(iter(self._known))]
         if self._path is None:
             return
         with suppress(OSError):  # another run has to try once more

@@ -160,6 +160,8 @@ def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
         return None
     if info.packet in copies.CONSTANTS:
         return copies.constant
+    if info.packet in copies.PLACED:
+        return copies.placed
     if info.packet == _CAT:
         return copies.cat
     if info.packet in losses.LOSSES:

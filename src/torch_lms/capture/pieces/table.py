@@ -234,9 +234,9 @@ class TileTable:
             whole = tensor.detach()
             for (place, _), (first, last) in zip(tiles.regions(), pairwise(bounds), strict=True):
                 tiles.cells[place] = copied(whole.narrow(dim, first, last - first), order_of(tensor))
+        self._enter(storage, tiles)
         STORAGE.resize_(storage, 0)
         self._owner.resized(page)
-        self._enter(storage, tiles)
         return View(tensor, tiles)
 
     def _enter(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
