@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import torch_lms
-from torch_lms.capture.pieces import copies, elements, proof, run
+from torch_lms.capture.pieces import copies, elements, proof, run, tiles
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
+from torch_lms.capture.pieces.tiles import copied
 from torch_lms.errors import UsageError
 from torch_lms.runtime import api, session
 
@@ -542,6 +543,27 @@ def test_a_write_that_fails_halfway_leaves_what_is_there_readable(
     with pytest.raises(RuntimeError, match="a kernel that fails"):
         y * 2
     assert same_bits([y.clone()], [expected])
+
+
+def test_tiles_that_cannot_be_cut_anew_are_as_they_were(
+    in_tiles: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The maxima are taken row by row, the tensor is cut by channels: the third new tile fails."""
+    y, expected = in_tiles
+    calls = []
+
+    def failing(*args: Any) -> Tensor:
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return copied(*args)
+
+    monkeypatch.setattr(tiles, "copied", failing)
+    with pytest.raises(KeyboardInterrupt):
+        torch.softmax(y, 1)
+    monkeypatch.undo()
+    assert same_bits([y.clone()], [expected])
+    assert same_bits([torch.softmax(y, 1).clone()], [torch.softmax(expected, 1)])
 
 
 def test_it_is_whole_after_the_session() -> None:

@@ -153,13 +153,16 @@ class Tiles:
             yield tuple(at for at, _, _ in chosen), tuple(own for _, own, _ in chosen), tuple(t for _, _, t in chosen)
 
     def refine(self, dim: int, bounds: tuple[int, ...]) -> None:
-        """Cut every tile along ``dim``, too, so that none reaches over one of ``bounds``."""
+        """Cut every tile along ``dim``, too, so that none reaches over one of ``bounds``.
+
+        The old ones are kept until all new ones are there: whatever fails before, nothing is lost.
+        """
         wanted = tuple(sorted({*self.bounds[dim], *bounds}))
         if wanted == self.bounds[dim]:
             return
         cells: dict[tuple[int, ...], torch.Tensor] = {}
-        for place, region in list(self.regions()):
-            cell = self.cells.pop(place)
+        for place, region in self.regions():
+            cell = self.cells[place]
             first, last = region[dim]
             inside = [bound for bound in wanted if first <= bound <= last]
             for begin, end in pairwise(inside):
