@@ -569,6 +569,7 @@ def paged(
         spill_dir=rig.disk.directory,
         policy=policy,
         recompute=recompute,
+        exact=True,
         make_plan=make_plan,
     )
     with rig.device.watch():
