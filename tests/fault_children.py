@@ -12,6 +12,7 @@ import types
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -47,7 +48,9 @@ def file_size_limit(directory: Path) -> str:
 
 
 def memory_limit(directory: Path) -> str:
-    """RLIMIT_DATA below what the limit allows: what can leave leaves; what can never fit is said."""
+    """RLIMIT_DATA below what the limit allows: what can leave leaves, a result that never fits is made in pieces, and what
+    cannot be cut is said.
+    """
     torch.set_num_threads(1)
     torch.ones(64, 64) @ torch.ones(64, 64)
     with under_way(directory, limit="64GB") as run:
@@ -58,7 +61,9 @@ def memory_limit(directory: Path) -> str:
         run.step(1)
         assert run.equals(numbers_after(2))
         wide = torch.ones(10, 1000).expand(10_000, 10, 1000)
-        sees = told(torch_lms.WorkingSetError, wide.contiguous, words="smaller batch")
+        assert wide.contiguous().shape == wide.shape  # 400 MB
+        assert torch_lms.stats().in_pieces == 1
+        sees = told(torch_lms.WorkingSetError, partial(wide.cumsum, 0), words="smaller batch")
         for number, tensor in enumerate(kept):
             assert tensor.min() == tensor.max() == number
         kept.clear()

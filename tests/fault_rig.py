@@ -159,7 +159,8 @@ def _ended_at_any_rate() -> Iterator[None]:
         yield
     except BaseException:
         if api._running is not None:
-            store_now()._pool.close()  # copies under way end before their memory goes
+            store_now()._writers.close()  # copies under way end before their memory goes
+            store_now()._readers.close()
             api._running._session._let_go()
             api._running._let_go()
             api._running = None
