@@ -48,8 +48,8 @@ def file_size_limit(directory: Path) -> str:
 
 
 def memory_limit(directory: Path) -> str:
-    """RLIMIT_DATA below what the limit allows: what can leave leaves, a result that never fits is made in pieces, and what
-    cannot be cut is said.
+    """RLIMIT_DATA below what the limit allows: what can leave leaves, a result that never fits is made in pieces, and
+    what cannot be cut is said.
     """
     torch.set_num_threads(1)
     torch.ones(64, 64) @ torch.ones(64, 64)
