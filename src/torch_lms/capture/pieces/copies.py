@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces.cuts import Arguments
-from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, slabs_of, taken_there
+from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, taken_there
 from torch_lms.capture.pieces.tiles import Region, dense_strides, order_of, part
 from torch_lms.capture.pieces.views import NotInTiles
 
@@ -137,6 +137,9 @@ def cat(job: Job) -> Any:
         bounds[along] = (0, tensor.shape[along])
         if view is not None and not can_be_read(view, tensor, bounds):
             tensor, view = job.table.whole(tensor), None
+        if view is not None:
+            with job.table.seen():
+                refine(view, tensor, bounds, job.least)
         own = slabs_of(tensor, job.target // like.itemsize)[along] if view is None else view.bounds(along)
         shortest = (min(b - a for a, b in pairwise(its)) for dim, its in enumerate(bounds) if dim != along)
         bounds[along] = _coarser(own, -(-job.least // (math.prod(shortest) * like.itemsize)))

@@ -9,7 +9,7 @@ import torch
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import tensors_of
 from torch_lms.capture.pieces.copies import COPIES
-from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, slabs_of, taken_there
+from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, refine, slabs_of, taken_there
 from torch_lms.capture.pieces.tiles import Region
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.tensors import untyped_storage
@@ -45,6 +45,9 @@ def run(job: Job) -> Any:
             else:
                 tensors[name] = job.table.whole(tensors[name])
             views[name] = None
+        elif view is not None:
+            with job.table.seen():
+                refine(view, tensors[name], grid, job.least)
     gathered = [] if written else job.gathered()
     for region in regions:
         with job.table.seen():

@@ -125,6 +125,16 @@ def cuts_for(tensor: torch.Tensor, region: Region) -> dict[int, Range]:
     return cuts
 
 
+def refine(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]], least: int) -> None:
+    """Cut the tiles of an argument along what ``grid`` cuts and they do not, as far as they are pages then. Else each
+    would come for each piece.
+    """
+    offset = len(grid) - tensor.dim()
+    for dim, size in enumerate(tensor.shape):
+        if size > 1:
+            view.refine_into(dim, len(grid[dim + offset]) - 1, least)
+
+
 def can_be_read(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]]) -> bool:
     """Whether all that belongs to the pieces between the bounds of ``grid`` can be taken from tiles."""
     offset = len(grid) - tensor.dim()

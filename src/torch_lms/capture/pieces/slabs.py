@@ -12,7 +12,7 @@ from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
 from torch_lms.capture.pieces.job import NOT_CUT, PARTS, Job
 from torch_lms.capture.pieces.results import WHOLE, Gathered
-from torch_lms.capture.pieces.tiles import as_dense, dense_strides, order_of
+from torch_lms.capture.pieces.tiles import as_dense, dense_strides, even, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
@@ -80,7 +80,7 @@ def _bounds(cut: Cut, longest: int, step: int, in_tiles: list[tuple[View, int]])
         bounds = view.bounds(dim)
         if bounds[-1] == cut.extent and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
             return bounds
-    return _even(cut.extent, -(-cut.extent // longest), step)
+    return even(cut.extent, -(-cut.extent // longest), step)
 
 
 # -- proved ----------------------------------------------------------------------------------------------------------
@@ -128,11 +128,11 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
             given[name] = table.whole(tensor)
         size = tensor.shape[slab.dim]
         if view is None:
-            own = bounds if bounds[-1] == size else _even(size, len(bounds) - 1, 1)
+            own = bounds if bounds[-1] == size else even(size, len(bounds) - 1, 1)
             view = table.tile(given[name], slab.dim, own, job.most)
-        elif len(view.bounds(dim)) <= 2 and view.tile_nbytes(len(bounds) - 1) >= job.least:
+        else:
             with table.seen():
-                view.refine(dim, _even(size, len(bounds) - 1, view.step(dim)))
+                view.refine_into(dim, len(bounds) - 1, job.least)
         if view is not None:
             views[name] = view
     gathered = job.gathered()
@@ -145,12 +145,6 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
             for result in gathered:
                 result.append(_kept(cut, first, last, found.pop(0)))
     return job.results(gathered)
-
-
-def _even(size: int, count: int, step: int) -> Bounds:
-    """Bounds of ``count`` parts of ``size``, or fewer: multiples of ``step``."""
-    length = max(step, -(-size // (count * step)) * step)
-    return (*range(0, size, length), size)
 
 
 def _taken(cut: Cut, first: int, last: int, given: Mapping[str, Any], views: Mapping[str, View]) -> dict[str, Any]:

@@ -70,6 +70,12 @@ def part(tensor: torch.Tensor, region: Region) -> torch.Tensor:
     return tensor
 
 
+def even(size: int, count: int, step: int) -> tuple[int, ...]:
+    """Bounds of ``count`` parts of ``size``, or fewer: multiples of ``step``."""
+    length = max(step, -(-size // (count * step)) * step)
+    return (*range(0, size, length), size)
+
+
 class Tiles:
     """A tensor in a grid of tiles. Its methods copy by operations that are seen as any of the program's.
 

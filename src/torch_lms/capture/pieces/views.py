@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_lms.capture.pieces.tiles import Range, Region, Tiles
+from torch_lms.capture.pieces.tiles import Range, Region, Tiles, even
 
 
 class NotInTiles(ValueError):
@@ -95,6 +95,12 @@ class View:
         if any(flat % group.rest for flat in inside):
             return (0, size)
         return (0, *(flat // group.rest for flat in inside), size)
+
+    def refine_into(self, dim: int, parts: int, least: int) -> None:
+        """Have tiles that are not cut along ``dim`` cut into so many parts, or as many as have ``least`` bytes each."""
+        parts = min(parts, self._tiles.tile_nbytes // least)
+        if parts > 1 and len(self.bounds(dim)) <= 2 and self.step(dim):
+            self.refine(dim, even(self._sizes[dim], parts, self.step(dim)))
 
     def tile_nbytes(self, parts: int) -> int:
         """Of a tile, on the average, if each is cut into so many."""
