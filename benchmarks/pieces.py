@@ -35,7 +35,7 @@ FORMAT = 1
 def work(program: str, size: int, way: str, *limits: int) -> dict[str, Any] | None:
     """What a process of the worker printed; None if it failed."""
     command = [sys.executable, str(WORKER), program, str(size), way, *map(str, limits or (LIMIT,))]
-    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if done.returncode == 0 and lines else None
 

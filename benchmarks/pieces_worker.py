@@ -1,6 +1,6 @@
 """A process of ``pieces.py``: runs a program once, and prints what came of it.
 
-    python benchmarks/pieces_worker.py PROGRAM SIZE WAY [LIMIT MEMORY]
+    python benchmarks/pieces_worker.py PROGRAM SIZE WAY LIMIT [MEMORY]
 
 WAY is "stock"; "whole", with operations as they are; or "pieces". With MEMORY the process may take so many bytes beside
 what it has after its imports (RLIMIT_DATA). A line of JSON is printed: a digest of the results, seconds, and figures of

@@ -405,9 +405,10 @@ def test_without_memory_to_try_it_is_not_cut_and_that_is_said(
     assert "aten::convolution runs as a whole" in caplog.text
 
 
-def test_a_file_of_verdicts_that_cannot_be_read_or_written_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["[no", "[]"])
+def test_a_file_of_verdicts_that_cannot_be_read_or_written_is_no_error(content: str, tmp_path: Path) -> None:
     path = tmp_path / "pieces.json"
-    path.write_text("[no")
+    path.write_text(content)
     proofs = proof.Proofs(path)
     assert proofs.known("it") is None
     proofs.remember("it", True)

@@ -662,9 +662,9 @@ class Session(PageOwner):
         """Start counting anew."""
         with self.lock:
             self._reap()
+            self.mode.pieces.reset_counts()
             for backend in self._table.backends:
                 backend.engine.reset_counts()
-                self.mode.pieces.reset_counts()
                 backend.executor.stall_s = 0.0
                 if backend.plans is not None:
                     backend.plans.reset_counts()

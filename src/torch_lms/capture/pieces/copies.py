@@ -1,14 +1,14 @@
 """Operators that only fill or copy, in pieces (N27)."""
 
 import math
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from torch_lms.capture.pieces.cuts import Arguments
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, taken_there
-from torch_lms.capture.pieces.tiles import Region, dense_strides, order_of, part
+from torch_lms.capture.pieces.tiles import Region, dense_strides, order_of, part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
@@ -32,7 +32,7 @@ def constant(job: Job) -> Any:
     value = CONSTANTS[job.info.packet]
     (gathered,) = job.gathered()
     with job.table.seen():
-        for region in product(*(list(pairwise(bounds)) for bounds in slabs_of(like, job.target // like.itemsize))):
+        for region in regions_of(slabs_of(like, job.target // like.itemsize)):
             gathered.put(region, _filled(job, region, value))
     return job.results([gathered])
 
@@ -63,7 +63,7 @@ def placed(job: Job) -> Any:
             inside = view.bounds(dim)[1:-1]
             grid[dim] = (0, *(first + bound for bound in inside), like.shape[dim])
     (gathered,) = job.gathered()
-    for region in product(*(list(pairwise(bounds)) for bounds in grid)):
+    for region in regions_of(grid):
         with job.table.seen():
             cell = _filled(job, region, value)
             ends = [first + size for first, size in zip(firsts, source.shape, strict=True)]
@@ -129,7 +129,7 @@ def cat(job: Job) -> Any:
     in_tiles = [view for view in views if view is not None]
     grid = slabs_of(like, job.target // like.itemsize)
     if in_tiles:
-        grid = [in_tiles[0].bounds(dim) for dim in range(like.dim())]
+        grid = in_tiles[0].grid()
     (gathered,) = job.gathered()
     first = 0
     for tensor, view in zip(tensors, views, strict=True):
@@ -143,7 +143,7 @@ def cat(job: Job) -> Any:
         own = slabs_of(tensor, job.target // like.itemsize)[along] if view is None else view.bounds(along)
         shortest = (min(b - a for a, b in pairwise(its)) for dim, its in enumerate(bounds) if dim != along)
         bounds[along] = _coarser(own, -(-job.least // (math.prod(shortest) * like.itemsize)))
-        for region in product(*(list(pairwise(its)) for its in bounds)):
+        for region in regions_of(bounds):
             place = list(region)
             place[along] = (first + region[along][0], first + region[along][1])
             with job.table.seen():

@@ -57,9 +57,8 @@ Cuts = Callable[[Arguments], Iterator[Cut]]
 
 
 def cuts_of(packet: str, arguments: Arguments) -> list[Cut]:
-    """The ways to cut a call of the operator of that name (without its overload's), the best first."""
-    found = OPERATORS.get(packet.removeprefix("aten::"))
-    return [] if found is None else [cut for cut in found(arguments) if cut.extent > 1]
+    """The ways to cut a call of an operator of the table, by its name without its overload's; the best first."""
+    return [cut for cut in OPERATORS[packet.removeprefix("aten::")](arguments) if cut.extent > 1]
 
 
 def _same(names: tuple[str, ...], dim: int) -> Callable[[int, int], dict[str, Slab]]:

@@ -1,7 +1,6 @@
 """Operators that treat each element by itself, in pieces (N27)."""
 
 import math
-from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import tensors_of
 from torch_lms.capture.pieces.copies import COPIES
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, refine, slabs_of, taken_there
-from torch_lms.capture.pieces.tiles import Region
+from torch_lms.capture.pieces.tiles import Grid, Region, regions_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.tensors import untyped_storage
 
@@ -35,7 +34,7 @@ def run(job: Job) -> Any:
         return NOT_CUT
     views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
     grid = _grid(job, target, tensors, views, written)
-    regions = list(product(*(list(pairwise(bounds)) for bounds in grid)))
+    regions = regions_of(grid)
     if job.info.packet not in COPIES and not _is_free_of_place(job, tensors, target, regions):
         return NOT_CUT
     for name, view in views.items():
@@ -89,11 +88,11 @@ def _grid(
     tensors: dict[str, torch.Tensor],
     views: dict[str, View | None],
     written: list[str],
-) -> list[tuple[int, ...]]:
+) -> Grid:
     for name in sorted(tensors, key=lambda name: name not in written):
         view = views[name]
         if view is not None and tensors[name].shape == target.shape:
-            return [view.bounds(dim) for dim in range(target.dim())]
+            return view.grid()
     itemsize = sum(tensor.itemsize for tensor in tensors.values() if tensor.dim()) + target.itemsize
     return slabs_of(target, job.target // itemsize)
 

@@ -9,7 +9,7 @@ import torch
 from torch_lms.capture.pieces.call import unbind
 from torch_lms.capture.pieces.results import WHOLE, Gathered
 from torch_lms.capture.pieces.table import TileTable
-from torch_lms.capture.pieces.tiles import Range, Region, as_dense, is_dense, order_of, part
+from torch_lms.capture.pieces.tiles import Grid, Range, Region, as_dense, is_dense, order_of, part
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.schema import OpInfo
 
@@ -60,6 +60,11 @@ class Job:
         """Bytes that a piece should touch."""
         return self.most // PARTS
 
+    @property
+    def made_nbytes(self) -> int:
+        """Of its results."""
+        return sum(like.nbytes for like in self.likes if isinstance(like, torch.Tensor))
+
     def gathered(self) -> list[Gathered]:
         """To gather pieces of its results in."""
         most = self.target if self.device.type == self.kind else WHOLE
@@ -86,9 +91,9 @@ class Job:
 # -- what belongs to a region of the result --------------------------------------------------------------------------
 
 
-def slabs_of(tensor: torch.Tensor, most: int) -> list[tuple[int, ...]]:
+def slabs_of(tensor: torch.Tensor, most: int) -> Grid:
     """Bounds in each dimension, so that pieces have at most ``most`` elements, and are in one piece in memory."""
-    bounds: list[tuple[int, ...]] = [(0, size) for size in tensor.shape]
+    bounds: Grid = [(0, size) for size in tensor.shape]
     left = tensor.numel()
     for dim in order_of(tensor):
         size = tensor.shape[dim]
@@ -125,7 +130,7 @@ def cuts_for(tensor: torch.Tensor, region: Region) -> dict[int, Range]:
     return cuts
 
 
-def refine(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]], least: int) -> None:
+def refine(view: View, tensor: torch.Tensor, grid: Grid, least: int) -> None:
     """Cut the tiles of an argument along what ``grid`` cuts and they do not, as far as they are pages then. Else each
     would come for each piece.
     """
@@ -135,7 +140,7 @@ def refine(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]], least:
             view.refine_into(dim, len(grid[dim + offset]) - 1, least)
 
 
-def can_be_read(view: View, tensor: torch.Tensor, grid: list[tuple[int, ...]]) -> bool:
+def can_be_read(view: View, tensor: torch.Tensor, grid: Grid) -> bool:
     """Whether all that belongs to the pieces between the bounds of ``grid`` can be taken from tiles."""
     offset = len(grid) - tensor.dim()
     for dim, size in enumerate(tensor.shape):

@@ -1,6 +1,5 @@
 """Losses that use one number of each row (N27)."""
 
-from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import as_results, unbind
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, slabs_of, taken_there
-from torch_lms.capture.pieces.tiles import part
+from torch_lms.capture.pieces.tiles import part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 
 LOSSES = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
@@ -49,7 +48,7 @@ def _picked(job: Job, scores: torch.Tensor, view: View | None) -> dict[str, Any]
     """The arguments instead of the whole's: scores of one class, which is each target, unless that is ignored."""
     grid = slabs_of(scores, job.target // scores.itemsize)
     if view is not None:
-        grid = [view.bounds(dim) for dim in range(scores.dim())]
+        grid = view.grid()
     grid[_CLASSES] = (0, scores.shape[_CLASSES])
     if view is not None and not can_be_read(view, scores, grid):
         scores, view = job.table.whole(scores), None
@@ -57,7 +56,7 @@ def _picked(job: Job, scores: torch.Tensor, view: View | None) -> dict[str, Any]
     is_ignored = target == job.given["ignore_index"]
     classes = target.masked_fill(is_ignored, 0).unsqueeze(_CLASSES)
     found = torch.empty(classes.shape, dtype=scores.dtype, device=scores.device)
-    for region in product(*(list(pairwise(bounds)) for bounds in grid)):
+    for region in regions_of(grid):
         place = (region[0], (0, 1), *region[2:])
         rows = taken_there(scores, view, region)
         part(found, place).copy_(rows.gather(_CLASSES, part(classes, place)))

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ class Proofs:
     def __init__(self, path: Path | None, are_needed: bool = True) -> None:
         self.are_needed = are_needed
         self._path = path
-        self._known: dict[str, bool] = {}
-        if path is not None:
-            with suppress(OSError, ValueError):
-                told = json.loads(path.read_text())
-                self._known = {str(key): value is True for key, value in told.items()}
+
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        """Read when it is first asked for: most programs never need it."""
+        if self._path is not None:
+            with suppress(OSError, ValueError, AttributeError):
+                told = json.loads(self._path.read_text())
+                return {str(key): value is True for key, value in told.items()}
+        return {}
 
     def known(self, key: str) -> bool | None:
         """The verdict on ``key``; None if it was never tried."""

@@ -44,11 +44,10 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
     are: where small ones lead to other kernels, large ones may not.
     """
     tensors = dict(tensors_of(job.given))
-    made = sum(like.numel() * like.itemsize for like in job.likes if isinstance(like, torch.Tensor))
     for cut in cuts_of(job.info.packet, job.given):
         slabs = {name: slab for name, slab in cut.takes(0, cut.step).items() if isinstance(slab, Slab)}
         held = sum(tensor.nbytes for name, tensor in tensors.items() if name not in slabs)
-        flowing = made + sum(tensors[name].nbytes for name, slab in slabs.items() if not slab.shape_only)
+        flowing = job.made_nbytes + sum(tensors[name].nbytes for name, slab in slabs.items() if not slab.shape_only)
         views = [_view_of(job, tensors[name], slab) for name, slab in slabs.items()]
         in_tiles = [(view, dim) for view, dim in views if view is not None]
         uncut = [view for view, dim in in_tiles if len(view.bounds(dim)) <= 2]
@@ -87,8 +86,7 @@ def _bounds(cut: Cut, longest: int, step: int, in_tiles: list[tuple[View, int]])
 
 
 def _is_proven(job: Job, cut: Cut, bounds: Bounds) -> bool:
-    nbytes = 2 * sum(tensor.nbytes for _, tensor in tensors_of(job.given))
-    nbytes += 3 * sum(like.numel() * like.itemsize for like in job.likes if isinstance(like, torch.Tensor))
+    nbytes = 2 * sum(tensor.nbytes for _, tensor in tensors_of(job.given)) + 3 * job.made_nbytes
     key = f"{cut.kind} {bounds} {proof.signature(job.func, job.given)}"
 
     def attempt() -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.page_owner import PageOwner, Use
-from torch_lms.capture.pieces.tiles import Tiles, copied, has_order, is_dense, order_of
+from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.tensors import set_view, span, untyped_storage
@@ -227,13 +227,13 @@ class TileTable:
             return None
         if not self._owner.may_leave(page):
             return None
-        grid: list[tuple[int, ...]] = [(0, size) for size in tensor.shape]
+        grid: Grid = [(0, size) for size in tensor.shape]
         grid[dim] = bounds
         tiles = Tiles(tensor, tensor.device, grid, {})
         with self.seen():
             whole = tensor.detach()
             for (place, _), (first, last) in zip(tiles.regions(), pairwise(bounds), strict=True):
-                tiles.cells[place] = copied(whole.narrow(dim, first, last - first), order_of(tensor))
+                tiles.cells[place] = copied(whole.narrow(dim, first, last - first), tiles.order)
         self._enter(storage, tiles)
         STORAGE.resize_(storage, 0)
         self._owner.resized(page)

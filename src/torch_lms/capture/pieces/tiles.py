@@ -16,6 +16,14 @@ Range = tuple[int, int]
 Region = tuple[Range, ...]
 """A range of each dimension."""
 
+Grid = list[tuple[int, ...]]
+"""For each dimension the indices at which tiles or pieces begin, and its size at last."""
+
+
+def regions_of(grid: Grid) -> list[Region]:
+    """What is between the bounds of ``grid``; the last dimension changes first."""
+    return list(product(*map(pairwise, grid)))
+
 
 def dense_strides(shape: Iterable[int], order: Iterable[int]) -> tuple[int, ...]:
     """Strides of a tensor without gaps. ``order``: its dimensions, the outermost first."""
@@ -82,7 +90,7 @@ class Tiles:
     Args:
         like: the whole; only its shape, strides and type count.
         device: of the tiles.
-        bounds: for each dimension the indices at which tiles begin, and its size at last.
+        bounds: where the tiles begin.
         cells: the tiles, by their places in the grid, without gaps and in the order of dimensions of the whole.
 
     Raises:
@@ -93,7 +101,7 @@ class Tiles:
         self,
         like: torch.Tensor,
         device: torch.device,
-        bounds: list[tuple[int, ...]],
+        bounds: Grid,
         cells: dict[tuple[int, ...], torch.Tensor],
     ) -> None:
         self.sizes = tuple(like.shape)
@@ -118,11 +126,8 @@ class Tiles:
 
     def regions(self) -> Iterator[tuple[tuple[int, ...], Region]]:
         """The places of all tiles, and what of the whole they are."""
-        for place in product(*(range(len(bounds) - 1) for bounds in self.bounds)):
-            yield place, self._region_of(place)
-
-    def _region_of(self, place: tuple[int, ...]) -> Region:
-        return tuple((bounds[at], bounds[at + 1]) for at, bounds in zip(place, self.bounds, strict=True))
+        places = product(*(range(len(bounds) - 1) for bounds in self.bounds))
+        return zip(places, regions_of(self.bounds), strict=True)
 
     def read(self, region: Region) -> torch.Tensor:
         """What is there, without gaps: a tile, if it is one, else a copy."""

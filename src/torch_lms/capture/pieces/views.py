@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from torch_lms.capture.pieces.tiles import Range, Region, Tiles, even
+from torch_lms.capture.pieces.tiles import Grid, Range, Region, Tiles, even
 
 
 class NotInTiles(ValueError):
@@ -99,18 +99,18 @@ class View:
     def refine_into(self, dim: int, parts: int, least: int) -> None:
         """Have tiles that are not cut along ``dim`` cut into so many parts, or as many as have ``least`` bytes each."""
         parts = min(parts, self._tiles.tile_nbytes // least)
-        if parts > 1 and len(self.bounds(dim)) <= 2 and self.step(dim):
-            self.refine(dim, even(self._sizes[dim], parts, self.step(dim)))
+        group = self._group(dim)
+        if parts > 1 and group is not None and len(self.bounds(dim)) <= 2:
+            bounds = even(self._sizes[dim], parts, self.step(dim))
+            self._tiles.refine(group.bases[0][0], tuple(map(group.base_index, bounds)))
 
     def tile_nbytes(self, parts: int) -> int:
         """Of a tile, on the average, if each is cut into so many."""
         return self._tiles.tile_nbytes // parts
 
-    def refine(self, dim: int, bounds: tuple[int, ...]) -> None:
-        """Have the whole in tiles that do not reach over ``bounds`` along ``dim``."""
-        group = self._group(dim)
-        if group is not None:
-            self._tiles.refine(group.bases[0][0], tuple(group.base_index(bound) for bound in bounds))
+    def grid(self) -> Grid:
+        """The same of all dimensions."""
+        return [self.bounds(dim) for dim in range(len(self._sizes))]
 
     def _group(self, dim: int) -> _Group | None:
         """That begins with ``dim``."""

@@ -368,8 +368,12 @@ Entrance Interposer::enter(
   }
   self.epoch = 0;
   self.is_prepared = self.must_end = self.is_expected = self.is_captured = false;
-  const Entrance open = may_be_large(self.found) ? Entrance::python : Entrance::passes;
-  const Entrance entrance = is_open ? open : follow(op, handle, stack, self);
+  Entrance entrance = Entrance::passes;
+  if (!is_open) {
+    entrance = follow(op, handle, stack, self);
+  } else if (may_be_large(self.found)) {
+    entrance = Entrance::python;
+  }
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
   }
