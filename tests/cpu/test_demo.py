@@ -488,7 +488,7 @@ def test_stock_fails_and_lms_trains_to_the_same_bits(tmp_path: Path) -> None:
     assert runs["moves"]["stats"]["recomputed_bytes"] == 0
     assert len(result["seen"]) == 3
     assert "What would make it faster" in (tmp_path / "torch-lms-demo.html").read_text()
-    # The limit is half of what the reference took after its start. Beside it come LMS's code and its planner's libraries.
+    # The limit is half of what the reference took after its start. Beside it come LMS's code and its libraries.
     spared = runs["reference"]["peak_rss_bytes"] - runs["lms"]["peak_rss_bytes"]
     assert spared > 0.9 * result["budget_bytes"]
     assert runs["lms"]["stats"]["evicted_bytes"] > 0
