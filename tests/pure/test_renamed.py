@@ -15,7 +15,6 @@ PLAN = Plan(TRACE, 1, ((0,),), ((1,),), frozenset(), {}, ())
     ("owner", "old", "new"),
     [
         (TracedPage(8, 0, 1, successor=3), "becomes", "successor"),
-        (Trace((), (), split=TRACE), "cut", "split"),
         (PLAN, "leaves", "evicts"),
         (PLAN, "comes", "fetches"),
         (PLAN, "remade", "recomputations"),

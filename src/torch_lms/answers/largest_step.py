@@ -9,7 +9,7 @@ from torch_lms.answers.search import largest_that_fits
 from torch_lms.answers.step import Answer, Largest, answer_traced
 from torch_lms.errors import LmsError, UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import may_fit, within
+from torch_lms.planner import may_fit, need_of, within
 from torch_lms.targets import Traced, own_value
 
 _POWERS_ABOVE = 4
@@ -80,7 +80,7 @@ def largest_within(question: Question, what: str, nbytes: int) -> Largest:
     search = _Search(question, what)
 
     def fits_stock(value: int) -> bool:
-        return within(search.traced(value).trace, nbytes)[1].stock <= nbytes
+        return need_of(search.traced(value).trace).stock <= nbytes
 
     def fits_paged(value: int) -> bool:
         return within(search.traced(value).trace, nbytes)[1].largest_op <= nbytes

@@ -10,13 +10,11 @@ from torch_lms.answers import room_bytes
 from torch_lms.bench.ways import CHECKPOINT, HOOKS, NONE, OURS, SAVE_ON_CPU, UNLIMITED, policy_of
 from torch_lms.errors import LmsError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import Need, forecast, within
+from torch_lms.planner import Need, forecast, need_of, within
 from torch_lms.planner.tflms import saved_gaps
 from torch_lms.targets import Setting, Target, Traced, trace
 from torch_lms.trace import Trace, demand_curve
 from torch_lms.units import parse_bytes
-
-_MAX_BYTES = 1 << 60
 
 _OF_PROCESS = 500 << 20
 """What a process holds beside its step: PyTorch itself, the most part."""
@@ -126,7 +124,11 @@ class Expected:
     def _need(self, setting: Setting, way: str) -> Need:
         """What the step of a rank needs; several ranks gather their gradients in buckets, which are no pages."""
         traced = self.traced(setting, way)
-        return within(traced.trace, _MAX_BYTES, traced.gradient_bytes if setting.gpus > 1 else 0)[1]
+        extra_bytes = traced.gradient_bytes if setting.gpus > 1 else 0
+        if way not in OURS:
+            return need_of(traced.trace, extra_bytes)
+        limit = self._limit_bytes(setting, way)
+        return within(traced.trace, limit, extra_bytes, max(0, self._room(setting, way) - limit))[1]
 
     def _room(self, setting: Setting, way: str) -> int:
         """What a rank has: on the CPU all of them share what there is."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_lms.capture.placeholder import is_placeholder
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import is_bare, set_view, untyped_storage
@@ -154,7 +155,7 @@ class Call:
         def given(leaf: Any) -> Any:
             if isinstance(leaf, View):
                 return leaf.on(storages[leaf.entry.page])
-            return _copy(leaf) if isinstance(leaf, torch.Tensor) else leaf
+            return _kept(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
         args, kwargs = pytree.tree_map(given, (self.args, self.kwargs))
         with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_AUTOCAST), _set(self.settings):
@@ -181,6 +182,8 @@ def can_be_repeated(
     small = []
     for tensor in tensors:
         storage = untyped_storage(tensor)
+        if is_placeholder(tensor):
+            continue
         if find(storage) is None:
             small.append(storage)
         elif tensor.device != device:
@@ -209,7 +212,7 @@ def capture_call(
             return leaf
         entry = find(untyped_storage(leaf))
         if entry is None:
-            return _copy(leaf)
+            return _kept(leaf)
         reads[entry.page] = writes_of(entry.page)
         return View.of(leaf, entry)
 
@@ -221,8 +224,10 @@ def capture_call(
     return Call(func, kept_args, kept_kwargs, reads, tuple(writes), settings)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that looks at its storage as ``tensor`` does, but at a copy."""
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that looks at its storage as ``tensor`` does, but at a copy. A placeholder has nothing to copy."""
+    if is_placeholder(tensor):
+        return tensor
     storage = untyped_storage(tensor)
     copied = torch.UntypedStorage(storage_nbytes(storage), device=storage.device)
     STORAGE.copy_(copied, storage)

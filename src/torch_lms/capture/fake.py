@@ -7,6 +7,8 @@ the operations, ``fake_errors`` explains what cannot be traced.
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,9 +18,8 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.as_on_cuda import AsOnCuda
 from torch_lms.capture.fake_copies import held_tensors, mode_of, without_bytes
 from torch_lms.capture.fake_errors import explained
-from torch_lms.capture.fake_mode import MAX_WHOLE_BYTES, Tracer
+from torch_lms.capture.fake_mode import Tracer
 from torch_lms.capture.optimizer_runs import OptimizerRuns
-from torch_lms.capture.split import RUNS
 from torch_lms.errors import UsageError
 from torch_lms.trace import Trace
 from torch_lms.units import parse_bytes
@@ -28,6 +29,9 @@ Inputs = tuple[Any, ...] | dict[str, Any]
 NewOptimizer = Callable[..., torch.optim.Optimizer]
 
 _DEVICES = ("cpu", "cuda")
+
+_KEPT = 4
+"""Traces of one step, under different limits, that are kept."""
 
 
 def trace_step(
@@ -69,21 +73,26 @@ def trace_step(
         raise UsageError(f"device must be one of {', '.join(map(repr, _DEVICES))}; got {device!r}")
     if isinstance(min_size, str):
         min_size = parse_bytes(min_size)
-    tracer = Tracer(min_size, device)
     arguments: Inputs = dict(inputs) if isinstance(inputs, Mapping) else tuple(inputs)
     mode = mode_of((fn_or_module, arguments)) or FakeTensorMode(allow_non_fake_inputs=True)
     with explained(), mode:
         target, given = without_bytes((fn_or_module, arguments), mode)
-        with _as_on(device, amp):
+
+    @lru_cache(_KEPT)
+    def traced(limit: int | None, free_bytes: int = 0) -> Trace:
+        tracer = Tracer(min_size, device, limit, free_bytes)
+        with explained(), mode, _as_on(device, amp):
             if optimizer is not None:
-                _trace_training(tracer, target, given, optimizer, loss, device)
+                _trace_training(tracer, target, given, optimizer, loss, device, limit)
             elif isinstance(target, torch.nn.Module):
                 with torch.no_grad():
                     _trace_call(tracer, target, given)
             else:
                 _trace_call(tracer, target, given)  # in which an optimizer, say, makes its state
                 _trace_call(tracer, target, given)
-    return tracer.trace
+        return tracer.trace
+
+    return replace(traced(None), retraced=traced)
 
 
 @contextmanager
@@ -115,6 +124,7 @@ def _trace_training(
     optimizer: str | NewOptimizer | torch.optim.Optimizer,
     loss: Loss | None,
     device: str,
+    limit: int | None,
 ) -> None:
     leaves = pytree.tree_leaves((target, inputs))
     modules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
@@ -130,7 +140,7 @@ def _trace_training(
     for _ in range(2):
         state = pytree.tree_leaves(list(update.state.values()))
         with tracer.recording([*held, *state]):
-            used = _train_once(tracer, target, inputs, loss, update)
+            used = _train_once(target, inputs, loss, update, limit)
         # The first update gave every parameter a state. In a real step one without a gradient has none: once more.
         idle = [parameter for parameter in update.state if id(parameter) not in used]
         if not idle:
@@ -140,7 +150,11 @@ def _trace_training(
 
 
 def _train_once(
-    tracer: Tracer, target: Callable[..., Any], inputs: Inputs, loss: Loss | None, update: torch.optim.Optimizer
+    target: Callable[..., Any],
+    inputs: Inputs,
+    loss: Loss | None,
+    update: torch.optim.Optimizer,
+    limit: int | None,
 ) -> set[int]:
     """Train for a step. Returns the ids of the parameters that had a gradient."""
     result = (loss or _mean)(_called(target, inputs))
@@ -149,14 +163,7 @@ def _train_once(
     result.backward()
     del result  # as a training loop's own would be gone when the update needs memory
     used = {id(p) for group in update.param_groups for p in group["params"] if p.grad is not None}
-    in_runs = OptimizerRuns(lambda _: RUNS * MAX_WHOLE_BYTES).split(update)
-    if in_runs is update:
-        update.step()
-    else:
-        with tracer.only(split=False):
-            update.step()
-        with tracer.only(split=True):
-            in_runs.step()
+    OptimizerRuns(lambda _: limit).split(update).step()
     update.zero_grad()
     return used
 

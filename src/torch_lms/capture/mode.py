@@ -8,25 +8,22 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_lms.capture import split
 from torch_lms.capture.call import Call, Find, can_be_repeated, capture_call
 from torch_lms.capture.collectives import finish_of
+from torch_lms.capture.large import LargeOperations
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
 from torch_lms.capture.pieces.job import NOT_CUT
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.pieces.run import Pieces
 from torch_lms.capture.pieces.table import Alias, TileTable, alias_by_memory
-from torch_lms.capture.placeholder import for_gradient_of_input
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Sizes, result_device
 from torch_lms.capture.tensors import (
     has_bytes,
     has_storage,
-    is_bare,
     is_plain,
     is_strided,
     no_torch_function,
@@ -66,6 +63,7 @@ class LmsMode(TorchDispatchMode):
     Attributes:
         tiles: which tensors are in tiles.
         pieces: runs operations in pieces.
+        large: knows how operations are run that need more than the limit by themselves.
     """
 
     supports_higher_order_operators = True
@@ -86,6 +84,7 @@ class LmsMode(TorchDispatchMode):
         self._seen = seen or (lambda: self)
         self.tiles = TileTable(owner, self._seen, alias or alias_by_memory)
         self.pieces = Pieces(owner, self.tiles, self._run_part, proofs or Proofs(None))
+        self.large = LargeOperations(self.tiles, self.pieces, self._seen, self._nbytes, self._new_bytes, self._run_part)
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -232,24 +231,14 @@ class LmsMode(TorchDispatchMode):
             if info.retypes:
                 self._owner.retyped(result)
             return result
-        if self.tiles.are_among(tensors) and (result := self._run_on_tiles(func, info, args, kwargs)) is not NOT_CUT:
-            return result
+        if self.tiles.are_among(tensors):
+            limit = self._owner.room_for_one_op([])
+            if (result := self.large.run_on_tiles(func, info, args, kwargs, limit)) is not NOT_CUT:
+                return result
+            if not info.writes and not info.opaque:
+                args = self.tiles.parts_as_copies(args)
+                tensors = tensors_among((*args, *kwargs.values()))
         return self._run_on(func, info, self._entries(tensors), args, kwargs)
-
-    def _run_on_tiles(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation of which some arguments are in tiles (N27); ``NOT_CUT`` if these have to be whole."""
-        program = split.gradients(func, info, args, kwargs)
-        if program is not None:
-            return split.perform(program, self._run_instruction)
-        result = self._in_pieces(func, info, args, kwargs)
-        if result is NOT_CUT and not info.writes and not info.opaque:
-            args = pytree.tree_map_only(torch.Tensor, self.tiles.part_as_copy, args)
-            return self._run_on(func, info, self._entries(tensors_among((*args, *kwargs.values()))), args, kwargs)
-        return result
-
-    def _in_pieces(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        most = self._owner.room_for_one_op([])
-        return self.pieces.run(func, info, args, kwargs, most, self._new_bytes(func, info, args, kwargs))
 
     def _run_part(
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], shape_only: int = -1
@@ -274,43 +263,15 @@ class LmsMode(TorchDispatchMode):
             return self._execute(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
-        most = self._owner.room_for_one_op(entries)
-        if info.list_args:
-            most //= split.RUNS
-        is_large = sum(map(_nbytes_of, entries)) + op.new_bytes > most
-        result = self._run_large(op, most) if is_large else self._execute(op)
+        limit = self._owner.room_for_one_op(entries)
+        result = NOT_CUT
+        if self.large.are(info, sum(map(_nbytes_of, entries)) + op.new_bytes, limit):
+            result = self.large.run(func, info, args, kwargs, limit)
+        if result is NOT_CUT:
+            result = self._execute(op)
         if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
             self._sizes.learn(func, info, args, kwargs, made)
         return result
-
-    def _run_large(self, op: "_Op", most: int) -> Any:
-        """Run ``op`` in pieces (N27), or split it (N10), if there is a way."""
-        info = op.info
-        if (result := self._in_pieces(op.func, info, op.args, op.kwargs)) is not NOT_CUT:
-            return result
-        leaves = pytree.arg_tree_leaves(*op.args, **op.kwargs)
-        are_bare = all(is_bare(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-        if not are_bare and not info.list_args:
-            return self._execute(op)
-        most_of_run = most if info.writes else most // 2  # else its results need as much again
-        program = split.program(op.func, info, op.args, op.kwargs, self._nbytes, most_of_run)
-        return self._execute(op) if program is None else split.perform(program, self._run_instruction)
-
-    def _run_instruction(self, instruction: split.Instruction) -> Any:
-        """Do what an operation that was split consists of."""
-        if not isinstance(instruction, split.Part):  # an operation of its own
-            with self._seen():
-                return instruction.run()
-        func, args, kwargs = instruction.func, instruction.args, instruction.kwargs
-        info = describe(func)
-        if (result := self._in_pieces(func, info, args, kwargs)) is not NOT_CUT:
-            return result
-        place = instruction.shape_only
-        args = pytree.tree_map_only(torch.Tensor, self.tiles.part_as_copy, args)
-        if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
-            args = (*args[:place], placeholder, *args[place + 1 :])
-            return self._run_part(func, info, args, kwargs, place)
-        return self._run_part(func, info, args, kwargs)
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info

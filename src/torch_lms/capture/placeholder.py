@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,17 @@ import numpy as np
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torch_lms.capture.tensors import span
+from torch_lms.capture.tensors import span, untyped_storage
 
 _C: Any = torch._C
+
+_mappings: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+"""Storages of placeholders on addresses that have no memory behind them."""
+
+
+def is_placeholder(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is one that seems to have as many bytes as what it stands for."""
+    return untyped_storage(tensor) in _mappings
 
 
 def for_gradient_of_input(args: tuple[Any, ...]) -> torch.Tensor | None:
@@ -68,4 +77,6 @@ def _mapped(tensor: torch.Tensor) -> torch.Tensor | None:
     address = np.frombuffer(memory, dtype=np.uint8).ctypes.data
     buffer = (ctypes.c_char * len(memory)).from_address(address)
     buffer.mapping = memory  # type: ignore[attr-defined]  # which lives as long as the storage
-    return torch.frombuffer(buffer, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    found = torch.frombuffer(buffer, dtype=tensor.dtype)
+    _mappings.add(untyped_storage(found))
+    return found.as_strided(tensor.shape, tensor.stride())

@@ -153,7 +153,12 @@ def is_plain(tensor: Any) -> bool:
 
 def is_bare(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is its storage, size, strides, offset and type, and nothing else."""
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+    return type(tensor) in _PLAIN and is_unadorned(tensor)
+
+
+def is_unadorned(tensor: torch.Tensor) -> bool:
+    """The same, whatever type Python has for it."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
     return not (tensor.is_conj() or tensor.is_neg() or any(getattr(tensor, "names", ())) or is_transformed(tensor))
 

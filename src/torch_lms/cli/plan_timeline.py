@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 def of_answer(target: str, answer: "Answer", machine: "Machine", calibration: "Calibration") -> dict[str, Any]:
     """The file of a simulated step."""
-    from torch_lms.planner import lower_tiers, stock_step, within
+    from torch_lms.planner import MemoryBudget, lower_tiers, stock_step
 
-    found = answer.forecast
+    found, traced = answer.forecast, answer.traced
     assert found.timeline is not None
-    split, _ = within(answer.traced.trace, found.limit_bytes)
-    step = stock_step(split, machine, calibration).trace
+    budget = MemoryBudget.of(
+        traced.trace, machine, found.limit_bytes, extra_bytes=traced.gradient_bytes if found.gpus > 1 else 0
+    )
+    step = stock_step(budget.trace, machine, calibration).trace
     tiers, link = lower_tiers(machine, found.gpus)
     setting = answer.setting
     sizes = {"size": setting.size, "batch": setting.batch}

@@ -3,7 +3,7 @@
 from torch_lms.engine import Speeds
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
-from torch_lms.planner.feasibility import Need, lower_tiers, may_fit, within
+from torch_lms.planner.feasibility import MemoryBudget, Need, lower_tiers, may_fit, need_of, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
@@ -22,6 +22,7 @@ __all__ = [
     "Forecast",
     "Gap",
     "HostPart",
+    "MemoryBudget",
     "Need",
     "Producers",
     "Rules",
@@ -36,6 +37,7 @@ __all__ = [
     "make_plan",
     "may_fit",
     "moved_out",
+    "need_of",
     "optimum_bytes",
     "plan_maker",
     "planned_with",

@@ -34,7 +34,7 @@ class Absences:
         end: the operation that ends the absence; it may be one of the next step.
         d2h_s: seconds on the link to evict the page, unless it is clean.
         h2d_s: seconds on the link to fetch it; 0 if nobody needs it again.
-        recompute_s: seconds to recompute it; infinite if that is not possible.
+        recompute_s: seconds to recompute it; 0 if nobody needs it again, infinite if that is not possible.
     """
 
     def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
@@ -73,12 +73,14 @@ class Absences:
 
     def _needed_by(self, recomputation: Recomputation) -> int:
         """Bytes of pages that are there at once, at the least, when that is done for the operation that needs it."""
-        there = {recomputation.page, *recomputation.inputs, *self._trace.ops[recomputation.before].pages}
+        there = {recomputation.page, *recomputation.inputs}
+        if recomputation.before >= 0:
+            there.update(self._trace.ops[recomputation.before].pages)
         return recomputation.extra_bytes + sum(self._trace.pages[page].nbytes for page in there)
 
     def seconds(self, recomputation: Recomputation) -> float:
-        """How long ``recomputation`` takes."""
-        return self._seconds[recomputation.ops]
+        """How long ``recomputation`` takes; 0 if nobody will need the page."""
+        return self._seconds[recomputation.ops] if recomputation.before >= 0 else 0.0
 
     # -- rows --------------------------------------------------------------------------------------------------------
 

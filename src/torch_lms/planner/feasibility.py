@@ -60,14 +60,19 @@ def need_of(trace: Trace, extra_bytes: int = 0) -> Need:
     )
 
 
-def within(trace: Trace, nbytes: int, extra_bytes: int = 0) -> tuple[Trace, Need]:
-    """The step as LMS does it where pages may occupy ``nbytes``, and what it needs. Large operations are split if one
-    of them needs more. Without LMS they are not, so the need without LMS is that of the whole operations.
+def within(trace: Trace, nbytes: int, extra_bytes: int = 0, free_bytes: int = 0) -> tuple[Trace, Need]:
+    """The step as LMS runs it where pages may occupy ``nbytes``, and what it needs. Operations run in pieces if one
+    of them needs more. Without LMS they do not, so the need without LMS is that of the whole operations.
+
+    Args:
+        trace: the step.
+        nbytes: bytes that pages may occupy.
+        extra_bytes: bytes that are there all the time and no pages.
+        free_bytes: bytes of the device beside all that.
     """
     need = need_of(trace, extra_bytes)
-    if trace.split is None or need.largest_op <= nbytes:
-        return trace, need
-    return trace.split, replace(need_of(trace.split, extra_bytes), stock=need.stock)
+    as_run = trace.under(nbytes, free_bytes)
+    return as_run, need if as_run is trace else replace(need_of(as_run, extra_bytes), stock=need.stock)
 
 
 def with_fragmentation(nbytes: int) -> int:
@@ -80,7 +85,7 @@ class MemoryBudget:
     """What a step needs of a device, and what it gets.
 
     Attributes:
-        trace: the step as it is done there: large operations split, if they must be.
+        trace: the step as it is done there: large operations in pieces, if they must be.
         need: what ``trace`` needs.
         demand: the most bytes of pages at once, without a limit.
         limit: what pages may occupy, but for those of the operation that runs.
@@ -108,7 +113,7 @@ class MemoryBudget:
             machine: where it runs.
             limit: as asked for; None: all that the device has beside ``extra_bytes`` and workspaces.
             extra_bytes: bytes that are there all the time and no pages.
-            can_split: whether large operations may be split.
+            can_split: whether large operations may be split, or run in pieces.
         """
         need = need_of(trace, extra_bytes)
         demand = demand_curve(trace).demand_bytes
@@ -119,7 +124,7 @@ class MemoryBudget:
             limit_of_device = max(limit_of_device, demand)
         limit = limit_of_device if limit is None else min(limit, limit_of_device)
         if can_split:
-            trace, need = within(trace, limit, extra_bytes)
+            trace, need = within(trace, limit, extra_bytes, max(0, usable - with_fragmentation(limit + extra_bytes)))
         return cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes)
 
     @property

@@ -164,7 +164,7 @@ def forecast(
     if policy == "planned-moves":
         kernels = without_recomputation(kernels)
     ideal = stock_step(trace, machine, _PERFECT)
-    stock = stock_step(budget.trace, machine, calibration)
+    stock = stock_step(trace, machine, calibration)
     resident = paced(kernels, host)
     exchange = Exchange.of(resident.trace, machine, gpus, gradient_bytes)
 

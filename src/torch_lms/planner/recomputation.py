@@ -34,11 +34,13 @@ class Producers:
         """How to recompute the page of ``gap`` right before the operation that needs it; None if that is not possible.
 
         The search goes back from the page. What an operation takes is an input of the recomputation if it is still
-        there and unchanged; otherwise it is recomputed, too.
+        there and unchanged; otherwise it is recomputed, too. A page that nobody will need has to be recomputable as
+        long as it lives: the program may do what no step before did.
         """
-        if gap.after < 0 or gap.before <= gap.after:
+        if gap.after < 0 or 0 <= gap.before <= gap.after:
             return None
         trace = self._trace
+        last = gap.before - 1 if gap.before >= 0 else trace.pages[gap.page].dead
         ops: set[int] = set()
         inputs: set[int] = set()
         recomputed: dict[int, int] = {}  # for each page, how many of its writers run again
@@ -63,7 +65,7 @@ class Producers:
                     writes_before = bisect_left(self._writers[other], writer)
                     if other in op.writes:
                         waiting.append((other, writes_before + 1))
-                    elif other not in recomputed and self._is_unchanged(other, writes_before, gap.before):
+                    elif other not in recomputed and self._is_unchanged(other, writes_before, last, gap.before):
                         inputs.add(other)
                     else:
                         waiting.append((other, writes_before))
@@ -92,7 +94,10 @@ class Producers:
             there = {page for page in there if page == target or last_use[page] > op}
         return most
 
-    def _is_unchanged(self, page: int, writes: int, before: int) -> bool:
-        """Whether ``page`` still holds, at the operation ``before``, what it held after so many ``writes``."""
+    def _is_unchanged(self, page: int, writes: int, last: int, before: int) -> bool:
+        """Whether ``page`` still holds, after the operation ``last``, what it held after so many ``writes``, and lives
+        until the operation ``before``; -1: until ``last``.
+        """
         known = self._trace.pages[page]
-        return known.dead >= before and bisect_left(self._writers[page], before) == writes and not known.unpageable
+        lives = known.dead >= max(last, before)
+        return lives and bisect_right(self._writers[page], last) == writes and not known.unpageable

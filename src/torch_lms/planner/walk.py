@@ -359,6 +359,8 @@ class _Walk:
         """Seconds to have ``page``, an input of a recomputation, there at the end of ``gap``; 0 if it is there anyway,
         since it is needed no later itself.
         """
+        if gap.before < 0:
+            return 0.0
         absence = self._away.get(page)
         if absence is not None:
             own_gap = absence.gap

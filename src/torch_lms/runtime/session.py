@@ -549,6 +549,7 @@ class Session(PageOwner):
         """A training step ended."""
         with self.lock:
             self._reap()
+            self.mode.large.step_ended()
             backends = self._table.backends
             for backend in backends:
                 backend.engine.refresh_limit(at_most_every_s=REFRESH_EVERY_S)

@@ -1,5 +1,6 @@
 """The records that a trace is made of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -91,19 +92,28 @@ class Trace:
     Attributes:
         pages: all pages that lived during the step, those not used in it included.
         ops: all operations that used a page, in order.
-        split: the same step with large operations split, where it was traced on tensors without bytes; files do not
-            keep it.
+        retraced: traces the step once more, as ``under`` has it; None if it was not traced on tensors without bytes.
+            Files do not keep it.
     """
 
     pages: tuple[TracedPage, ...]
     ops: tuple[TracedOp, ...]
-    split: "Trace | None" = field(default=None, compare=False, repr=False)
+    retraced: "Callable[[int, int], Trace] | None" = field(default=None, compare=False, repr=False)
 
-    @property
-    def cut(self) -> "Trace | None":
-        """The old name of ``split``."""
-        warn_of_old_name(self, "cut", "split")
-        return self.split
+    def under(self, limit: int, free_bytes: int = 0) -> "Trace":
+        """The step as LMS runs it where pages may occupy ``limit`` bytes.
+
+        Operations that need more by themselves run in pieces, or are split. That is known only of a step that was
+        traced on tensors without bytes: any other is given as it is.
+
+        Args:
+            limit: bytes that pages may occupy.
+            free_bytes: bytes of the device beside them. Pieces that have to be tried first are taken for equal to the
+                bit, if there is room to try.
+        """
+        if self.retraced is None or self.working_set_bytes <= limit:
+            return self
+        return self.retraced(limit, free_bytes)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:

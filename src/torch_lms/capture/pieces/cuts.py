@@ -123,22 +123,19 @@ def _embedding(given: Arguments) -> Iterator[Cut]:
 
 
 def _nll_loss_backward(given: Arguments) -> Iterator[Cut]:
-    tensor = given["self"]
-    names = ("self", "target") if given["grad_output"].dim() == 0 else ("grad_output", "self", "target")
-    if tensor.dim() > 1:
-        yield Cut("rows", tensor.shape[0], _same(names, 0), True)
-
-
-def _nll_loss2d_backward(given: Arguments) -> Iterator[Cut]:
+    """Of the scores nothing but the shape is asked, and the order in memory."""
     names = ("target",) if given["grad_output"].dim() == 0 else ("grad_output", "target")
     tensor = given["self"]
+    is_plain = tensor.is_contiguous()
 
     def takes(dim: int, first: int, last: int) -> dict[str, Slab]:
         place = dim - (dim > 0)  # without the dimension of classes
-        return {"self": Slab(dim, first, last)} | {name: Slab(place, first, last) for name in names}
+        found = {name: Slab(place, first, last) for name in names}
+        return {"self": Slab(dim, first, last, shape_only=is_plain)} | found
 
-    for dim in (0, 2, 3):
-        yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
+    for dim in (0, *range(2, tensor.dim())):
+        if tensor.dim() > 1:
+            yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
 
 
 def _sum(given: Arguments) -> Iterator[Cut]:
@@ -317,6 +314,7 @@ def _convolution(given: Arguments) -> Iterator[Cut]:
     tensor, weight = given["input"], given["weight"]
     if not _is_in_full(given):
         return
+    yield Cut("samples", tensor.shape[0], _same(("input",), 0))
     line = _Line.of(given)
     if not given["transposed"] and line.results > 1:
 
@@ -324,7 +322,6 @@ def _convolution(given: Arguments) -> Iterator[Cut]:
             return {"input": line.slab(*line.seen(first, last)), **_without_padding(given)}
 
         yield Cut("rows", line.results, rows)
-    yield Cut("samples", tensor.shape[0], _same(("input",), 0))
 
     def channels(first: int, last: int) -> dict[str, Any]:
         found = {"weight": Slab(1 if given["transposed"] else 0, first, last)}
@@ -367,9 +364,9 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
         def channels(first: int, last: int) -> dict[str, Any]:
             return {"weight": Slab(into, first, last), "input": Slab(1, first, last, shape_only=True)}
 
+        yield Cut("samples", tensor.shape[0], samples)
         if not given["transposed"] and line.stride <= line.reach and _is_covered(line):
             yield Cut("rows", line.size, rows, keeps=kept)
-        yield Cut("samples", tensor.shape[0], samples)
         yield Cut("channels", tensor.shape[1], channels)
         return
 
@@ -405,7 +402,7 @@ OPERATORS: dict[str, Cuts] = {
     "native_group_norm": _group_norm,
     "embedding": _embedding,
     "nll_loss_backward": _nll_loss_backward,
-    "nll_loss2d_backward": _nll_loss2d_backward,
+    "nll_loss2d_backward": _nll_loss_backward,
     "sum": _sum,
     "mean": _sum,
     "amax": _sum,

@@ -1,6 +1,7 @@
 """Operators that treat each element by itself, in pieces (N27)."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -89,12 +90,25 @@ def _grid(
     views: dict[str, View | None],
     written: list[str],
 ) -> Grid:
+    itemsize = sum(tensor.itemsize for tensor in tensors.values() if tensor.dim()) + target.itemsize
+    slabs = slabs_of(target, job.target // itemsize)
     for name in sorted(tensors, key=lambda name: name not in written):
         view = views[name]
         if view is not None and tensors[name].shape == target.shape:
-            return view.grid()
-    itemsize = sum(tensor.itemsize for tensor in tensors.values() if tensor.dim()) + target.itemsize
-    return slabs_of(target, job.target // itemsize)
+            grid = view.grid()
+            longest = (max(last - first for first, last in pairwise(bounds)) for bounds in grid)
+            return grid if math.prod(longest) * itemsize <= job.most else _finer(grid, view, slabs)
+    return slabs
+
+
+def _finer(grid: Grid, view: View, slabs: Grid) -> Grid:
+    """``grid``, cut as ``slabs`` are where ``view`` can be cut and is not: its shape may show no tile's bounds."""
+    found = list(grid)
+    for dim, bounds in enumerate(slabs):
+        step = view.step(dim)
+        if len(grid[dim]) <= 2 and step and all(bound % step == 0 for bound in bounds[:-1]):
+            found[dim] = bounds
+    return found
 
 
 def _is_free_of_place(job: Job, tensors: dict[str, torch.Tensor], target: torch.Tensor, regions: list[Region]) -> bool:

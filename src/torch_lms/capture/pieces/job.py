@@ -13,8 +13,8 @@ from torch_lms.capture.pieces.tiles import Grid, Range, Region, as_dense, is_den
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.schema import OpInfo
 
-PARTS = 8
-"""A piece may touch so small a part of the limit. Results of no more than that are not in tiles."""
+_PARTS = 4
+"""Of what an operation may touch. A piece of single elements touches no more, and results of no more are no tiles."""
 
 NOT_CUT: Any = object()
 """Given instead of a result where an operation is not run in pieces."""
@@ -58,7 +58,7 @@ class Job:
     @property
     def target(self) -> int:
         """Bytes that a piece should touch."""
-        return self.most // PARTS
+        return self.most // _PARTS
 
     @property
     def made_nbytes(self) -> int:

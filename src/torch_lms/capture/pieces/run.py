@@ -4,15 +4,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.page_owner import PageOwner, RawUse
+from torch_lms.capture.page_owner import RawUse
 from torch_lms.capture.pieces import copies, elements, losses, proof, slabs
 from torch_lms.capture.pieces.call import as_results, bind
 from torch_lms.capture.pieces.job import NOT_CUT, Execute, Job
+from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.sizes import on_meta, result_device
@@ -30,6 +31,13 @@ _SEEDED_BY_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_c
 """Operators that draw random numbers for dropout alone. The table of cuts has them without."""
 
 
+class Room(NamedTuple):
+    """Bytes for one operation: ``limit``, beyond which it must not go, and how many it should touch at ``most``."""
+
+    limit: int
+    most: int
+
+
 class Pieces:
     """Operations that need more than the limit by themselves, as far as pieces give the same bits.
 
@@ -38,6 +46,7 @@ class Pieces:
         table: of what is in tiles.
         execute: runs an operation that is a part of another.
         proofs: what has been tried so far.
+        is_bare: whether a tensor is its storage, size, strides, offset and type, and nothing else.
 
     Attributes:
         operations: how many ran in pieces.
@@ -45,7 +54,14 @@ class Pieces:
         inexact: operators that ran in pieces though these were not seen to give the same bits.
     """
 
-    def __init__(self, owner: PageOwner, table: TileTable, execute: Execute, proofs: proof.Proofs) -> None:
+    def __init__(
+        self,
+        owner: TileOwner,
+        table: TileTable,
+        execute: Execute,
+        proofs: proof.Proofs,
+        is_bare: Callable[[torch.Tensor], bool] = is_bare,
+    ) -> None:
         self.operations = 0
         self.unproved: set[str] = set()
         self.inexact: set[str] = set()
@@ -53,6 +69,7 @@ class Pieces:
         self._table = table
         self._execute = execute
         self._proofs = proofs
+        self.is_bare = is_bare
 
     def reset_counts(self) -> None:
         """Start counting anew."""
@@ -61,12 +78,20 @@ class Pieces:
         self.inexact.clear()
 
     def run(
-        self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], most: int, new_bytes: int
+        self,
+        func: Any,
+        info: OpInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        room: Room,
+        new_bytes: int,
+        shape_only: int = -1,
     ) -> Any:
-        """Run an operation in pieces, if it needs more than ``most`` bytes and can be cut; else give ``NOT_CUT``.
+        """Run an operation in pieces, if it needs more than ``room`` and can be cut; else give ``NOT_CUT``.
 
         Args:
             new_bytes: that it creates.
+            shape_only: position of an argument of which nothing but the shape is asked; -1 if there is none.
         """
         if (
             (info.seeded and info.packet not in _SEEDED_BY_DROPOUT)
@@ -76,18 +101,20 @@ class Pieces:
             or self._table.is_working
         ):
             return NOT_CUT
-        if most < _MIN_PIECE * self._owner.min_size:
+        if room.limit < _MIN_PIECE * self._owner.min_size:
             return NOT_CUT
         tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
-        if not tensors or not all(map(is_bare, tensors)):
+        if not tensors or not all(map(self.is_bare, tensors)):
             return NOT_CUT
         target = result_device(args, kwargs)
         devices = {target, *(tensor.device for tensor in tensors if tensor.dim())}
         device = next((device for device in devices if device.type == self._owner.kind), None)
         if device is None or not self._table.can_hold(device) or (len(devices) > 1 and info.packet != copies.TO):
             return NOT_CUT
-        storages = {id(storage): storage for storage in map(untyped_storage, tensors) if storage.device == device}
-        if sum(map(self._table.size_of, storages.values())) + new_bytes <= most:
+        unneeded = args[shape_only] if shape_only >= 0 else None
+        storages = {untyped_storage(t) for t in tensors if t.device == device and t is not unneeded}
+        needed = sum(map(self._room_for, storages)) + new_bytes
+        if needed <= room.most:
             return NOT_CUT
         run = _way_of(func, info)
         if run is None:
@@ -99,18 +126,26 @@ class Pieces:
             likes = as_results(on_meta(func, args, kwargs))
         except Exception:  # no meta kernel, or an error that the operator itself will raise
             return NOT_CUT
-        holds = partial(self._holds, info.packet, device, tensors)
+        is_too_large = needed > room.limit
+        holds = partial(self.holds, info.packet if is_too_large else "", device, tensors)
         with self._table.working():
             kind, least = self._owner.kind, self._owner.min_size
-            job = Job(self._table, func, info, given, likes, target, kind, most, least, self._execute, holds)
+            job = Job(self._table, func, info, given, likes, target, kind, room.most, least, self._execute, holds)
             result = run(job)
-            if result is NOT_CUT and not self._proofs.are_needed:
+            if result is NOT_CUT and is_too_large and room.most < room.limit:
+                job = replace(job, most=room.limit)
+                result = run(job)
+            if result is NOT_CUT and is_too_large and not self._proofs.are_needed:
                 result = run(replace(job, holds=lambda *_: True))
                 self.inexact |= set() if result is NOT_CUT else {info.packet}
         self.operations += result is not NOT_CUT
         return result
 
-    def _holds(
+    def _room_for(self, storage: torch.UntypedStorage) -> int:
+        """Bytes that it takes to have ``storage`` as a whole: what is in tiles is there twice while it is assembled."""
+        return self._table.size_of(storage) * (2 if storage in self._table else 1)
+
+    def holds(
         self,
         packet: str,
         device: torch.device,
@@ -119,7 +154,7 @@ class Pieces:
         nbytes: int,
         attempt: Callable[[], bool],
     ) -> bool:
-        """See ``Holds``."""
+        """See ``Holds``. ``packet``: what is told of if there is no memory to try; nothing if it is empty."""
         known = self._proofs.known(key)
         if known is not None:
             return known
@@ -143,7 +178,7 @@ class Pieces:
         return known
 
     def _tell_unproved(self, packet: str, nbytes: int) -> None:
-        if self._proofs.are_needed and packet not in self.unproved:
+        if packet and self._proofs.are_needed and packet not in self.unproved:
             self.unproved.add(packet)
             _log.warning(
                 "%s runs as a whole, beyond the limit: to try whether it gives the same bits in pieces takes %s, which "

@@ -10,7 +10,7 @@ import torch
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
-from torch_lms.capture.pieces.job import NOT_CUT, PARTS, Job
+from torch_lms.capture.pieces.job import NOT_CUT, Job
 from torch_lms.capture.pieces.results import WHOLE, Gathered
 from torch_lms.capture.pieces.tiles import as_dense, dense_strides, even, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
@@ -18,8 +18,8 @@ from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
 
-_PARTS = (PARTS, 4, 2)
-"""Of the limit: how large pieces may be."""
+_PARTS = (3, 6, 12)
+"""Of what an operation may touch: how large pieces may be."""
 
 Bounds = tuple[int, ...]
 
@@ -40,8 +40,8 @@ def run(job: Job) -> Any:
 
 def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
     """Cuts whose pieces fit, and their bounds. First how good each is, smaller is better: how many arguments would be
-    read once for each piece, since smaller tiles would be no pages; how many have to be cut anew; and how large pieces
-    are: where small ones lead to other kernels, large ones may not.
+    read once for each piece, since smaller tiles would be no pages; how many have to be cut anew; and into how many
+    parts: large pieces are copied together less often, and lead to other kernels less often.
     """
     tensors = dict(tensors_of(job.given))
     for cut in cuts_of(job.info.packet, job.given):
@@ -59,7 +59,7 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
             largest = max(last - first for first, last in pairwise(bounds))
             if len(bounds) > 2 and held + flowing * largest // cut.extent <= job.most:
                 too_small = sum(view.tile_nbytes(len(bounds) - 1) < job.least for view in uncut)
-                yield (too_small, anew, -parts), cut, bounds
+                yield (too_small, anew, parts), cut, bounds
 
 
 def _view_of(job: Job, tensor: torch.Tensor, slab: Slab) -> tuple[View | None, int]:

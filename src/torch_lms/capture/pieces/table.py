@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.page_owner import PageOwner, Use
+from torch_lms.capture.page_owner import Use
+from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
@@ -65,7 +66,7 @@ class TileTable:
         alias: see ``Alias``.
     """
 
-    def __init__(self, owner: PageOwner, seen: Callable[[], AbstractContextManager[Any]], alias: Alias) -> None:
+    def __init__(self, owner: TileOwner, seen: Callable[[], AbstractContextManager[Any]], alias: Alias) -> None:
         self.seen = seen
         self._owner = owner
         self._alias = alias
@@ -200,6 +201,11 @@ class TileTable:
         with self.working(), self.seen():
             copy = view.read({})
             return copy.as_strided(tensor.shape, tensor.stride()) if has_order(tensor, order_of(tensor)) else copy
+
+    def parts_as_copies(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``args``, of which each tensor is taken as ``part_as_copy``."""
+        found: tuple[Any, ...] = pytree.tree_map_only(torch.Tensor, self.part_as_copy, args)
+        return found
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` or a copy of it, in no tiles."""

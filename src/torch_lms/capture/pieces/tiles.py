@@ -65,9 +65,9 @@ def as_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 
 def copied(view: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """A copy without gaps, with memory of its own."""
-    strides = dense_strides(view.shape, order)
-    return torch.empty_strided(view.shape, strides, dtype=view.dtype, device=view.device).copy_(view)
+    """A copy without gaps, with memory of its own: by one operation, which may be repeated to recompute it."""
+    copy = view.permute(order).clone(memory_format=torch.contiguous_format)
+    return copy.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def part(tensor: torch.Tensor, region: Region) -> torch.Tensor:

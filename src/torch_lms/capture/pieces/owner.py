@@ -1,0 +1,43 @@
+"""What tiles and pieces ask of whoever owns the pages: a session, or a step that is traced on tensors without bytes."""
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from torch_lms.capture.page_owner import Use
+from torch_lms.capture.registry import Entry
+
+
+class TileOwner(Protocol):
+    """A part of ``PageOwner``, which says what each of these means."""
+
+    min_size: int
+    kind: str
+
+    def find(self, storage: torch.UntypedStorage) -> Entry | None: ...
+
+    def entries_of(self, values: Iterable[Any]) -> list[Entry]: ...
+
+    def register(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> None: ...
+
+    def may_leave(self, entry: Entry) -> bool: ...
+
+    def resized(self, entry: Entry) -> None: ...
+
+    def in_pieces(self) -> None: ...
+
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None: ...
+
+    def end(self, entries: list[Entry], written: list[Entry]) -> None: ...
+
+    def free_bytes(self, device: torch.device) -> int: ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool: ...
+
+    def recover(self, entries: list[Entry], new_bytes: int) -> None: ...
+
+    def does_not_fit(self, op: str, entries: list[Entry], new_bytes: int, error: BaseException) -> Exception: ...
+
+    def unseen(self) -> AbstractContextManager[None]: ...
