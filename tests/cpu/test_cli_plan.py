@@ -305,7 +305,7 @@ def test_where_nothing_moves_the_largest_is_what_fits_as_it_is(policy: str, tmp_
 def test_limit_0_is_what_it_is_at_run_time(tmp_path: Path) -> None:
     arguments = (EXAMPLE, "--machine", V100, "--policy", "planned-moves")
     (none,) = asked(tmp_path, *arguments, "--limit", "0")
-    (little,) = asked(tmp_path, *arguments, "--limit", "100MB")
+    (little,) = asked(tmp_path, *arguments, "--limit", "400MB")
     assert (none["fits_with"], none["limit_bytes"]) == (True, 0)
     assert none["d2h_bytes"] > little["d2h_bytes"] > 0
     assert none["link_use"] > 0

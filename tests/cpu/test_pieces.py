@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.capture.pieces.tiles import copied
 from torch_lms.errors import UsageError
 from torch_lms.runtime import api, session
+from torch_lms.trace import Trace, demand_curve
 
 MIN_SIZE = 16
+
+AMPLE = 1 << 40
 
 SHARE = 0.7
 """Of what an operation needs: the limit."""
@@ -706,3 +710,81 @@ def test_programs_with_operations_larger_than_the_limit(name: str) -> None:
     assert same_bits(found, expected)
     assert stats.in_pieces >= 6 * 4
     assert stats.planned_steps >= 2
+
+
+# -- forecast --------------------------------------------------------------------------------------------------------
+
+LEFT_OUT = {"aten::nll_loss2d_backward", "aten::max_pool3d_with_indices_backward"}
+"""They use whole numbers, which are pages from 1 MiB on where they run."""
+
+
+def used_in(trace: Trace) -> list[tuple[str, list[int]]]:
+    """The operations of the model in pieces: their names, and the sizes of the pages that they use."""
+    ops = [op for op in trace.ops if op.name.split(".")[0].removeprefix("aten::") in OPERATORS]
+    return [(op.name, [trace.pages[page].nbytes for page in op.pages]) for op in ops if op.name not in LEFT_OUT]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_step_traced_under_a_limit_is_the_one_that_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.Pieces, "holds", lambda *_: True)
+    torch.manual_seed(0)
+    make, limit = PROGRAMS[name]
+    model, loss_of = make()
+    told = torch_lms.trace_step(loss_of, (model,), "sgd", loss=lambda loss: loss, min_size=4096).under(limit, AMPLE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
+    with torch_lms.session(limit=limit, min_size=4096) as lms:
+        for _ in range(4):
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        happened = lms.trace()
+    assert len(used_in(happened)) > 40
+    assert used_in(told) == used_in(happened)
+    assert told.working_set_bytes == pytest.approx(happened.working_set_bytes, rel=0.15)
+    assert demand_curve(told).demand_bytes == pytest.approx(demand_curve(happened).demand_bytes, rel=0.05)
+
+
+def test_what_nobody_can_try_is_traced_as_a_whole() -> None:
+    trace = torch_lms.trace_step(lambda x, y: torch.relu(x @ y), (rand(256, 256), rand(256, 256)), min_size=256)
+    limit = trace.working_set_bytes // 2
+    assert trace.under(limit).working_set_bytes == trace.working_set_bytes
+    assert [op.name for op in trace.under(limit).ops].count("aten::mm") == 1
+    assert [op.name for op in trace.under(limit).ops].count("aten::relu") > 1
+    assert trace.under(limit, AMPLE).working_set_bytes <= limit
+    assert trace.under(trace.working_set_bytes) is trace
+
+
+# -- how many --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "longest", "step", "lengths"),
+    [
+        (64, 13, 1, {8}),
+        (64, 64, 1, {64}),
+        (97, 20, 1, {20, 17}),
+        (96, 20, 8, {16}),
+        (100, 30, 8, {24, 4}),
+        (7, 1, 1, {1}),
+    ],
+)
+def test_parts_are_equal_where_they_can_be(size: int, longest: int, step: int, lengths: set[int]) -> None:
+    bounds = tiles.at_most(size, longest, step)
+    assert (bounds[0], bounds[-1]) == (0, size)
+    assert {last - first for first, last in pairwise(bounds)} == lengths
+
+
+def test_smaller_operations_are_cut_only_beside_one_that_exceeds_the_limit() -> None:
+    """Where none does, all may fit as it is."""
+    x, y = rand(64, 1024), rand(16, 1024)
+    with torch_lms.session(limit=int(2.5 * x.nbytes), min_size=4096) as lms:
+        for _ in range(3):
+            y.clone().neg_()
+            x.neg()
+            torch_lms.step()
+        assert lms.stats().in_pieces == 0
+        for expected in (1, 3, 5):
+            (x + x.t().reshape(x.shape)).sum()
+            x.neg()
+            torch_lms.step()
+            assert lms.stats().in_pieces >= expected

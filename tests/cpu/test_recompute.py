@@ -312,6 +312,36 @@ def test_in_inference_too() -> None:
     assert all(same_bits([result], [expected]) for result in results)
 
 
+def test_what_is_kept_and_never_used_again_is_not_moved() -> None:
+    """And it is there if somebody uses it all the same."""
+
+    def step() -> list[Tensor]:
+        kept = []
+        for number in range(8):
+            buffer = torch.empty(1 << 18)
+            buffer[: 1 << 17].fill_(number)
+            buffer[1 << 17 :].fill_(-number)
+            kept.append(buffer.sin())
+        return kept
+
+    expected = step()
+    with torch_lms.session(limit=6 << 20, min_size=1 << 16) as lms:
+        for _ in range(WARM_UP):
+            step()
+            torch_lms.step()
+        lms.reset_stats()
+        for _ in range(3):
+            step()
+            torch_lms.step()
+        stats = lms.stats()
+        assert stats.planned_steps == 3
+        assert stats.evicted_bytes == stats.recomputes == 0
+        found = [tensor.clone() for tensor in step()]
+        assert lms.stats().recomputes > 0
+        lms.validate()
+    assert same_bits(found, expected)
+
+
 def test_precision_that_is_set_by_backend() -> None:
     """PyTorch's older functions raise where backends differ."""
     matmul, net = torch.backends.cuda.matmul, NETS["encoder with Adam"]

@@ -51,6 +51,24 @@ def test_what_was_written_in_place_is_written_again() -> None:
     assert recomputation(trace, 1, 2) == Recomputation(1, 2, 4, ops=(0, 1), inputs=(0,), extra_bytes=0)
 
 
+def living_on(ops: list[Op], dead: dict[int, int]) -> Trace:
+    """The step, in which pages die after these operations, not after their last use."""
+    trace = traced(ops)
+    return Trace(tuple(p._replace(dead=dead.get(n, p.dead)) for n, p in enumerate(trace.pages)), trace.ops)
+
+
+def test_what_nobody_needs_is_recomputable_as_long_as_it_lives() -> None:
+    ops = [Op([0], [1]), Op([1], [2]), IDLE, Op([1]), IDLE]
+    expected = Recomputation(2, after=1, before=-1, ops=(1,), inputs=(1,), extra_bytes=0)
+    assert recomputation(living_on(ops, {2: 3}), 2, 1) == expected
+    longer = expected._replace(ops=(0, 1), inputs=(0,), extra_bytes=10)
+    assert recomputation(living_on(ops, {2: 4}), 2, 1) == longer
+    ops[0] = ops[0]._replace(is_repeatable=False)
+    assert recomputation(living_on(ops, {2: 4}), 2, 1) is None
+    written_last = [Op([0], [1]), Op([1], [2]), IDLE, Op([1], writes=[1])]
+    assert recomputation(living_on(written_last, {2: 3}), 2, 1) == longer
+
+
 @pytest.mark.parametrize(
     "ops",
     [

@@ -175,3 +175,12 @@ def test_the_same_step_gives_the_same_plan() -> None:
     trace = random_training(3)
     plans = [make_plan(trace, 100, {}, Speeds(30.0, 30.0)) for _ in range(2)]
     assert plans[0] == plans[1]
+
+
+def test_what_nobody_needs_is_dropped_and_not_recomputed() -> None:
+    trace = traced([*(Op([], [n]) for n in range(1, 7)), IDLE])
+    trace = Trace(tuple(page._replace(dead=max(page.dead, 6)) for page in trace.pages), trace.ops)
+    plan = make_plan(trace, 30, {0: 0}, SLOW)
+    step = simulated(trace, 30, SLOW, Planned(), plan)
+    assert (step.evicted_bytes, step.recomputed_bytes, step.peak_bytes) == (0, 0, 30)
+    assert step.seconds == len(trace.ops)

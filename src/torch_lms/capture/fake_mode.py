@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,7 @@ _CONSTANTS = frozenset(f"aten::{name}" for name in ("arange", "linspace", "full"
 _MAX_CONSTANT_ELEMENTS = 1024
 """Up to so many, the values of what these operators make are known: programs take sizes and axes from them."""
 
-
-_MOST_IN_PIECES = 64
+_MAX_IN_PIECES = 64
 """Times the limit: a larger operation is recorded as it is. A search for what fits must not wait for all its pieces."""
 
 
@@ -90,12 +90,13 @@ class Tracer(TorchDispatchMode):
         tensors = [tensor for tensor in living if isinstance(tensor, torch.Tensor)]
         storages = [untyped_storage(tensor) for tensor in tensors]
         self._pages.begin_step(tensors)
+        self._pieces.reset_counts()
         with self:
             yield
         self._pages.reap()
         self._pages.recorder.finish(0.0)
         del storages
-        self.trace = self._pages.recorder.trace()
+        self.trace = replace(self._pages.recorder.trace(), in_pieces=self._pieces.operations)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,7 +136,7 @@ class Tracer(TorchDispatchMode):
         if self._limit is None:
             return False
         needed = self._nbytes([args, kwargs]) + self._sizes.new_bytes(func, info, args, kwargs)
-        return self._large.are(info, needed, self._limit) and needed <= _MOST_IN_PIECES * self._limit
+        return self._large.are(info, needed, self._limit) and needed <= _MAX_IN_PIECES * self._limit
 
     def _run_part(
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], shape_only: int = -1

@@ -56,7 +56,8 @@ class FakePages:
         return list(found)
 
     def _entry(self, storage: torch.UntypedStorage) -> Entry | None:
-        self.tiles.assemble(storage)
+        if storage in self.tiles:
+            self.tiles.assemble(storage)
         entry = self.find(storage)
         if entry is None and storage_nbytes(storage) >= self.min_size:
             return self._registry.add(storage, None)
@@ -92,7 +93,7 @@ class FakePages:
 
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         pages = [entry.page for entry in entries]
-        self.recorder.begins(op.name, pages, new_bytes, 0.0, work=Work("copy", "float32", 0, 0))
+        self.recorder.begins(op.name, pages, new_bytes, 0.0, op.is_repeatable, Work("copy", "float32", 0, 0))
 
     def end(self, entries: list[Entry], written: list[Entry]) -> None:
         return

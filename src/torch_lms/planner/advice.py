@@ -118,7 +118,14 @@ def fits(
         parts.append(_memory_or_link_binds(budget, machine, cost, copies_wait=copies_wait, link_use=link_use))
     if host is not None:
         parts.append(_host_binds(host))
+    if budget.trace.in_pieces:
+        parts.append(_in_pieces(budget.trace.in_pieces))
     return " ".join(parts)
+
+
+def _in_pieces(count: int) -> str:
+    operations = "1 operation runs" if count == 1 else f"{count} operations run"
+    return f"{operations} in pieces, since one needs more than the limit: these are taken to give the same bits."
 
 
 def _fits(budget: MemoryBudget, policy: str, overhead: float, *, is_slowed_by_host: bool) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch_lms.engine import MakePlan
 from torch_lms.errors import UsageError
-from torch_lms.machine import AUTO, KINDS, Calibration, Efficiency, Machine
+from torch_lms.machine import AUTO, KINDS, PYTHON, Calibration, Efficiency, Machine
 from torch_lms.planner import advice
 from torch_lms.planner.exchange import Exchange
 from torch_lms.planner.feasibility import MemoryBudget
@@ -156,6 +156,8 @@ def forecast(
     # The operations on that machine, without LMS and with it.
     has_lms = policy != "none" and policy not in RIVALS
     chosen = calibration.interposer(interposer)
+    if has_lms and budget.trace.in_pieces:
+        chosen = PYTHON  # which makes the pieces, and has every operation while tensors are in tiles
     cost = calibration.host_cost(chosen).on(machine.accelerator.launch_s) if has_lms else None
     load = HostLoad(machine, cost)
     is_short = budget.demand > budget.limit

@@ -37,10 +37,10 @@ class Producers:
         there and unchanged; otherwise it is recomputed, too. A page that nobody will need has to be recomputable as
         long as it lives: the program may do what no step before did.
         """
-        if gap.after < 0 or 0 <= gap.before <= gap.after:
-            return None
         trace = self._trace
         last = gap.before - 1 if gap.before >= 0 else trace.pages[gap.page].dead
+        if gap.after < 0 or not gap.after <= last < len(trace.ops):
+            return None  # it begins in the step before, or does not end in this one
         ops: set[int] = set()
         inputs: set[int] = set()
         recomputed: dict[int, int] = {}  # for each page, how many of its writers run again

@@ -92,12 +92,14 @@ class Trace:
     Attributes:
         pages: all pages that lived during the step, those not used in it included.
         ops: all operations that used a page, in order.
+        in_pieces: how many operations run in pieces; files do not keep it.
         retraced: traces the step once more, as ``under`` has it; None if it was not traced on tensors without bytes.
             Files do not keep it.
     """
 
     pages: tuple[TracedPage, ...]
     ops: tuple[TracedOp, ...]
+    in_pieces: int = field(default=0, compare=False)
     retraced: "Callable[[int, int], Trace] | None" = field(default=None, compare=False, repr=False)
 
     def under(self, limit: int, free_bytes: int = 0) -> "Trace":

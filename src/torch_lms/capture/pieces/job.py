@@ -9,7 +9,7 @@ import torch
 from torch_lms.capture.pieces.call import unbind
 from torch_lms.capture.pieces.results import WHOLE, Gathered
 from torch_lms.capture.pieces.table import TileTable
-from torch_lms.capture.pieces.tiles import Grid, Range, Region, as_dense, is_dense, order_of, part
+from torch_lms.capture.pieces.tiles import Grid, Range, Region, as_dense, at_most, is_dense, order_of, part
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.schema import OpInfo
 
@@ -100,8 +100,7 @@ def slabs_of(tensor: torch.Tensor, most: int) -> Grid:
         if left <= most or size == 0:
             break
         left //= size
-        length = max(1, most // left)
-        bounds[dim] = (*range(0, size, length), size)
+        bounds[dim] = at_most(size, max(1, most // left))
     return bounds
 
 

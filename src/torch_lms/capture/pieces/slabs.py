@@ -12,7 +12,7 @@ from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
 from torch_lms.capture.pieces.job import NOT_CUT, Job
 from torch_lms.capture.pieces.results import WHOLE, Gathered
-from torch_lms.capture.pieces.tiles import as_dense, dense_strides, even, order_of
+from torch_lms.capture.pieces.tiles import as_dense, at_most, dense_strides, even, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
@@ -79,7 +79,7 @@ def _bounds(cut: Cut, longest: int, step: int, in_tiles: list[tuple[View, int]])
         bounds = view.bounds(dim)
         if bounds[-1] == cut.extent and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
             return bounds
-    return even(cut.extent, -(-cut.extent // longest), step)
+    return at_most(cut.extent, longest, step)
 
 
 # -- proved ----------------------------------------------------------------------------------------------------------

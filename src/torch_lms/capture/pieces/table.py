@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from torch_lms.capture.call import capture_call
 from torch_lms.capture.page_owner import Use
 from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
+from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import set_view, span, untyped_storage
+from torch_lms.residency import PageId
 
 Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
 """Gives another tensor of the same storage, of any size, strides and offset: the storage may be too small for it."""
@@ -39,17 +42,27 @@ def alias_by_memory(
     return made
 
 
+_EMPTY = torch.ops.aten.empty_strided.default
+
+
 class _Assembling(Use):
-    """A tensor in tiles becomes one whole."""
+    """A tensor in tiles becomes one whole. To repeat that is to allocate its memory: the copies of tiles follow."""
 
     name = "lms::assemble"
+    is_repeatable = True
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, tiles: Tiles) -> None:
+        self._tiles = tiles
 
     @property
     def device(self) -> torch.device:
-        return self._device
+        return self._tiles.device
+
+    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
+        """See ``Use``."""
+        args = (self._tiles.sizes, self._tiles.strides)
+        kwargs = {"dtype": self._tiles.dtype, "device": self._tiles.device}
+        self.call = capture_call(_EMPTY, describe(_EMPTY), args, kwargs, lambda _: None, writes_of)
 
     def __str__(self) -> str:
         return "the use as a whole of a tensor that was computed in pieces"
@@ -137,11 +150,14 @@ class TileTable:
             self.assemble(storage)
 
     def _give_memory(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
-        use = _Assembling(tiles.device)
+        use = _Assembling(tiles)
         self._owner.begin(use, [], tiles.nbytes)
         try:
             self._resize(storage, tiles.nbytes, str(use))
-            self._owner.register(storage, self._whole_of(storage, tiles))
+            whole = self._whole_of(storage, tiles)
+            self._owner.register(storage, whole)
+            if use.call is not None:
+                use.call.made(whole, self._owner.find)
         finally:
             self._owner.end([], [])
 

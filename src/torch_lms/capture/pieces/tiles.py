@@ -20,6 +20,10 @@ Grid = list[tuple[int, ...]]
 """For each dimension the indices at which tiles or pieces begin, and its size at last."""
 
 
+_MAX_COUNTS = 1024
+"""So many parts are looked for, at most, that are all equal."""
+
+
 def regions_of(grid: Grid) -> list[Region]:
     """What is between the bounds of ``grid``; the last dimension changes first."""
     return list(product(*map(pairwise, grid)))
@@ -82,6 +86,18 @@ def even(size: int, count: int, step: int) -> tuple[int, ...]:
     """Bounds of ``count`` parts of ``size``, or fewer: multiples of ``step``."""
     length = max(step, -(-size // (count * step)) * step)
     return (*range(0, size, length), size)
+
+
+def at_most(size: int, longest: int, step: int = 1) -> tuple[int, ...]:
+    """Bounds of equal parts of ``size``, as few as can be, but of half of ``longest`` at least; of parts that are about
+    equal, where there are no such. Equal ones meet those of tensors that have the same elements in another shape.
+    """
+    fewest = -(-size // max(step, longest // step * step))
+    for count in range(fewest, min(2 * fewest, _MAX_COUNTS) + 1):
+        length, rest = divmod(size, count)
+        if not rest and length % step == 0:
+            return (*range(0, size, length), size)
+    return even(size, fewest, step)
 
 
 class Tiles:
