@@ -168,13 +168,21 @@ class Call:
 
 
 def can_be_repeated(
-    info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find, device: torch.device
+    info: OpInfo,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    find: Find,
+    device: torch.device,
+    is_filled: bool = False,
 ) -> bool:
     """Whether a call, whose results are on ``device``, gives the same bits whenever it is made with the same.
 
     Not with pages of another device: its engine does not know what depends on them here.
+
+    Args:
+        is_filled: whether what the call leaves empty is filled by operations that are seen, and by nobody else.
     """
-    if not info.repeatable:
+    if not (info.repeatable or (info.empty and is_filled)):
         return False
     tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
     if not all(map(is_bare, tensors)):

@@ -154,7 +154,8 @@ class Tracer(TorchDispatchMode):
             recorder.found(Living(page.page, page.nbytes))
         work = work_of(info, func, args, kwargs, result)
         new_bytes = sum(page.nbytes for page in made)
-        recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, info.repeatable, work)
+        is_repeatable = info.repeatable or (info.empty and self._pages.tiles.is_working)
+        recorder.begins(info.name, [page.page for page in used], new_bytes, 0.0, is_repeatable, work)
         for page in made:
             recorder.created(Living(page.page, page.nbytes))
         written = self._pages.entries_of(pytree.tree_leaves(info.written_args(args, kwargs)))

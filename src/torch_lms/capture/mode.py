@@ -152,7 +152,7 @@ class LmsMode(TorchDispatchMode):
     ) -> Call | None:
         """Record a call that the native interposer is about to make; None if it cannot be repeated."""
         info = describe(func)
-        op = _Op(info.name, self._find, func, info, args, kwargs, [])
+        op = _Op(info.name, self._find, func, info, args, kwargs, [], self.tiles.is_working)
         with no_torch_function():
             op.capture_call(writes_of)
         return op.call
@@ -179,7 +179,7 @@ class LmsMode(TorchDispatchMode):
                 result = func(*args, **kwargs)
             with no_torch_function():
                 info = describe(func)
-                if kept := self._kept(_Op(info.name, self._find, func, info, args, kwargs, used), result):
+                if kept := self._kept(_Op(info.name, self._find, func, info, args, kwargs, used, False), result):
                     self._owner.export(kept, "kept by PyTorch")
             return result
         finally:
@@ -250,7 +250,7 @@ class LmsMode(TorchDispatchMode):
         """
         used = [value for position, value in enumerate(args) if position != shape_only]
         entries = self._entries(tensors_among((*used, *kwargs.values())))
-        part = _Op(info.name, self._find, func, info, args, kwargs, entries)
+        part = _Op(info.name, self._find, func, info, args, kwargs, entries, self.tiles.is_working)
         part.new_bytes = self._new_bytes(func, info, args, kwargs)
         self._fast_path.was_split(info.name, part.entries)
         return self._execute(part)
@@ -258,7 +258,7 @@ class LmsMode(TorchDispatchMode):
     def _run_on(
         self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        op = _Op(info.name, self._find, func, info, args, kwargs, entries)
+        op = _Op(info.name, self._find, func, info, args, kwargs, entries, self.tiles.is_working)
         if not self._owner.tight(entries):
             return self._execute(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
@@ -386,6 +386,7 @@ class _Op(Use):
 
     Attributes:
         find: the page of a storage, or None.
+        is_of_tiles: whether it works for the table of tiles, which fills what it allocates.
         new_bytes: what it will create, as far as is known.
         undo: makes up for an attempt that failed; None if that is not possible, or was not prepared for.
     """
@@ -397,6 +398,7 @@ class _Op(Use):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entries: list[Entry]
+    is_of_tiles: bool
     new_bytes: int = 0
     undo: Undo | None = None
     call: Call | None = None
@@ -414,7 +416,7 @@ class _Op(Use):
 
     @property
     def is_repeatable(self) -> bool:
-        return can_be_repeated(self.info, self.args, self.kwargs, self.find, self.device)
+        return can_be_repeated(self.info, self.args, self.kwargs, self.find, self.device, self.is_of_tiles)
 
     def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
         if self.is_repeatable:

@@ -77,11 +77,11 @@ _REPEATABLE = frozenset(
         *("cat", "stack", "copy_", "_to_copy", "fill_", "zero_", "zeros", "ones", "full", "zeros_like", "ones_like"),
         *("full_like", "new_zeros", "new_full", "arange", "pixel_shuffle", "pixel_unshuffle", "tril", "triu"),
         *("nll_loss_backward", "nll_loss2d_backward", "_scaled_dot_product_flash_attention_for_cpu"),
+        "new_empty_strided",  # which autograd calls, and copies into: see `OpInfo.empty` for the others
     )
 )
 """Operators that give the same bits whenever they are called with the same, beside those that treat each element by
-itself, and those of ``_EMPTY``, whose bits nobody may read. None that adds up in the order in which threads arrive
-(N16)."""
+itself. None that adds up in the order in which threads arrive (N16)."""
 
 _MADE_OF_OTHERS = frozenset(
     f"aten::{name}"
@@ -283,7 +283,7 @@ def _is_repeatable(func: torch._ops.OpOverload) -> bool:
     schema = func._schema
     if torch.Tag.nondeterministic_seeded in func.tags or any(argument.is_out for argument in schema.arguments):
         return False
-    return schema.name in _REPEATABLE or schema.name in _EMPTY or torch.Tag.pointwise in func.tags
+    return schema.name in _REPEATABLE or torch.Tag.pointwise in func.tags
 
 
 def _list_args(schema: Any) -> tuple[int, ...]:
