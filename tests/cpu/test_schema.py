@@ -6,6 +6,8 @@ from torch import nn
 from watcher import Watcher
 from workloads import WORKLOADS
 
+from torch_lms.capture.schema import describe
+
 
 def recurrent() -> None:
     for kind in (nn.LSTM, nn.GRU, nn.RNN):
@@ -36,3 +38,14 @@ def test_no_operator_writes_or_shares_unseen(name: str) -> None:
     assert watcher.undeclared_writes == {}
     assert watcher.undeclared_sharing == set()
     assert len(watcher.seen) > 5
+
+
+@pytest.mark.parametrize(
+    "name", ["empty.memory_format", "empty_strided.default", "empty_like.default", "new_empty.default"]
+)
+def test_what_is_allocated_empty_is_not_repeatable(name: str) -> None:
+    """Kernels of extensions, which nobody sees, may have filled it."""
+    packet, overload = name.split(".")
+    info = describe(getattr(getattr(torch.ops.aten, packet), overload))
+    assert info.empty
+    assert not info.repeatable
