@@ -136,7 +136,7 @@ class Tracer(TorchDispatchMode):
         if self._limit is None:
             return False
         needed = self._nbytes([args, kwargs]) + self._sizes.new_bytes(func, info, args, kwargs)
-        return self._large.are(info, needed, self._limit) and needed <= _MAX_IN_PIECES * self._limit
+        return self._large.is_large(info, needed, self._limit) and needed <= _MAX_IN_PIECES * self._limit
 
     def _run_part(
         self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], shape_only: int = -1

@@ -16,7 +16,7 @@ from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.split import RUNS
 
 _SHARE = 2 / 3
-"""Of the limit. With all of it, plans of a 3D U-Net at a quarter of its demand took twice as long (simulated)."""
+"""Of the limit. With all of it, plans of a 3D U-Net at a quarter of its demand took one and a half times as long (simulated)."""
 
 
 class LargeOperations:
@@ -59,10 +59,12 @@ class LargeOperations:
         """The step is over."""
         self._was_squeezed, self._is_squeezed = self._is_squeezed, False
 
-    def are(self, info: OpInfo, nbytes: int, limit: int) -> bool:
-        """Whether an operation that needs ``nbytes`` is one of them.
+    def is_large(self, info: OpInfo, nbytes: int, limit: int) -> bool:
+        """Whether an operation that is about to run, and needs ``nbytes``, is one of them.
 
         Args:
+            info: about its operator.
+            nbytes: of the pages that it uses and creates.
             limit: bytes that pages may occupy.
         """
         if info.list_args:

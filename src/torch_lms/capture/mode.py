@@ -265,7 +265,7 @@ class LmsMode(TorchDispatchMode):
         op.undo = op.snapshot() if info.seeded or info.writes else None
         limit = self._owner.room_for_one_op(entries)
         result = NOT_CUT
-        if self.large.are(info, sum(map(_nbytes_of, entries)) + op.new_bytes, limit):
+        if self.large.is_large(info, sum(map(_nbytes_of, entries)) + op.new_bytes, limit):
             result = self.large.run(func, info, args, kwargs, limit)
         if result is NOT_CUT:
             result = self._execute(op)
