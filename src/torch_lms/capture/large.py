@@ -16,7 +16,8 @@ from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.split import RUNS
 
 _SHARE = 2 / 3
-"""Of the limit. With all of it, plans of a 3D U-Net at a quarter of its demand took one and a half times as long (simulated)."""
+"""Of the limit. With all of it, simulated steps of a 3D U-Net at a quarter of its demand took one and a half times as
+long."""
 
 
 class LargeOperations:
