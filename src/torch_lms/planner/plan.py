@@ -113,6 +113,8 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         if variant is None or search.best.seconds <= enough_s:
             break
         search.walk(variant)
+    if search.best.rules is not None and search.best.seconds > enough_s:
+        search.walk(search.best.rules._replace(drops_unneeded=False))
     return search.best.plan
 
 

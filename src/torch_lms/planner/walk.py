@@ -41,6 +41,7 @@ class Rules(NamedTuple):
         counts_inputs: whether it counts that inputs of a recomputation may be evicted themselves by then.
         anchors: pages that are never recomputed. Recomputations of other pages may begin at them.
         focus: how much more an absence counts where the step is most over the limit; 0 if all times count alike.
+        drops_unneeded: whether pages that nobody needs again are dropped, as far as they can be, and not evicted.
     """
 
     price: float
@@ -48,6 +49,7 @@ class Rules(NamedTuple):
     counts_inputs: bool = False
     anchors: frozenset[int] = frozenset()
     focus: float = 0.0
+    drops_unneeded: bool = True
 
 
 class Walker:
@@ -295,7 +297,10 @@ class _Walk:
         rows = self._rows[pages]
         weights = self._table.nbytes[rows] * np.maximum(self._worths_until(rows), _MIN_S)
         move_s = self._move_s(pages, rows)
-        recompute_s = np.where(self._is_anchor[pages], inf, self._table.recompute_s[rows])
+        is_evicted = self._is_anchor[pages]
+        if not self._rules.drops_unneeded:
+            is_evicted = is_evicted | (self._table.h2d_s[rows] == 0)
+        recompute_s = np.where(is_evicted, inf, self._table.recompute_s[rows])
         # What the inputs of a recomputation cost is only looked up where it decides.
         is_bound = recompute_s < move_s
         ratios = np.minimum(move_s, recompute_s) / weights
