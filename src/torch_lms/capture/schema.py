@@ -77,7 +77,6 @@ _REPEATABLE = frozenset(
         *("cat", "stack", "copy_", "_to_copy", "fill_", "zero_", "zeros", "ones", "full", "zeros_like", "ones_like"),
         *("full_like", "new_zeros", "new_full", "arange", "pixel_shuffle", "pixel_unshuffle", "tril", "triu"),
         *("nll_loss_backward", "nll_loss2d_backward", "_scaled_dot_product_flash_attention_for_cpu"),
-        "new_empty_strided",  # which autograd calls, and copies into: see `OpInfo.empty` for the others
     )
 )
 """Operators that give the same bits whenever they are called with the same, beside those that treat each element by
@@ -100,12 +99,7 @@ _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})
 
 _OBJECT = "__torch__.torch.classes."
 
-_EMPTY = frozenset(
-    {
-        *("aten::empty", "aten::empty_strided", "aten::empty_like"),
-        *("aten::new_empty", "aten::new_empty_strided"),
-    }
-)
+_EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
 
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
 """Namespaces whose schemas are known to tell what is written, but for the lists above."""

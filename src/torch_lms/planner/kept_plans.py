@@ -114,12 +114,13 @@ def _check(plan: Plan) -> None:
     """
     ops, pages = len(plan.trace.ops), len(plan.trace.pages)
     named = [*plan.evicts, *plan.fetches, plan.away, *(r.inputs for r in plan.recomputations)]
-    places = [op for r in plan.recomputations for op in (r.after, r.before, *r.ops)]
+    places = [op for r in plan.recomputations for op in (r.after, *r.ops)]
+    ends = [r.before for r in plan.recomputations]
     if len(plan.evicts) != ops or len(plan.fetches) != ops:
         raise ValueError(f"it is for {len(plan.evicts)} operations, the step has {ops}")
     if not all(0 <= page < pages for numbers in named for page in numbers):
         raise ValueError(f"it names pages that are not among the step's {pages}")
-    if not all(0 <= place < ops for place in places):
+    if not all(0 <= place < ops for place in places) or not all(-1 <= end < ops for end in ends):
         raise ValueError(f"it names operations that are not among the step's {ops}")
 
 

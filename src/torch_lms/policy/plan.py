@@ -17,9 +17,9 @@ class Recomputation(NamedTuple):
     Attributes:
         page: the page.
         after: the operation after which it is dropped.
-        before: the operation that needs it again.
+        before: the operation that needs it again; -1 if nobody will.
         ops: the operations that compute it, in order.
-        inputs: pages that these read, as they are before ``before``.
+        inputs: pages that these read, as they are before ``before``; as long as the page lives, if nobody will need it.
         extra_bytes: by which the intermediate results, while they are there, exceed the page.
     """
 
