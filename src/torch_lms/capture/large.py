@@ -16,8 +16,7 @@ from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.split import RUNS
 
 _SHARE = 2 / 3
-"""Of the limit. With all of it, simulated steps of a 3D U-Net at a quarter of its demand took one and a half times as
-long."""
+"""Of the limit. With all of it, simulated steps of a 3D U-Net at a quarter of its demand took a third longer (H200)."""
 
 
 class LargeOperations:
