@@ -18,8 +18,8 @@ from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
 
-_PARTS = (3, 6, 12)
-"""Of what an operation may touch: how large pieces may be."""
+_PARTS = (3, 2, 6, 4, 12, 8)
+"""Of what an operation may touch: how large pieces may be, the best first."""
 
 Bounds = tuple[int, ...]
 
@@ -53,13 +53,13 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
         uncut = [view for view, dim in in_tiles if len(view.bounds(dim)) <= 2]
         anew = sum(dim < 0 for _, dim in views) + len(uncut)
         step = math.lcm(cut.step, *(view.step(dim) for view, dim in in_tiles))
-        for parts in _PARTS:
+        for rank, parts in enumerate(_PARTS):
             longest = job.most // parts * cut.extent // max(1, flowing)
             bounds = _bounds(cut, max(step, longest // step * step), step, in_tiles)
             largest = max(last - first for first, last in pairwise(bounds))
             if len(bounds) > 2 and held + flowing * largest // cut.extent <= job.most:
                 too_small = sum(view.tile_nbytes(len(bounds) - 1) < job.least for view in uncut)
-                yield (too_small, anew, parts), cut, bounds
+                yield (too_small, anew, rank), cut, bounds
 
 
 def _view_of(job: Job, tensor: torch.Tensor, slab: Slab) -> tuple[View | None, int]:
