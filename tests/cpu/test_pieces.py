@@ -550,12 +550,10 @@ def test_a_write_that_fails_halfway_leaves_what_is_there_readable(
     assert same_bits([y.clone()], [expected])
 
 
-def test_tiles_that_cannot_be_cut_anew_are_as_they_were(
-    in_tiles: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_that_cannot_be_cut_anew_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """The maxima are taken row by row, the tensor is cut by channels: the third new tile fails."""
-    y, expected = in_tiles
-    calls = []
+    x, calls = rand(1, 6, 32, 64), []
+    expected = x * 2
 
     def failing(*args: Any) -> Tensor:
         calls.append(args)
@@ -563,12 +561,16 @@ def test_tiles_that_cannot_be_cut_anew_are_as_they_were(
             raise KeyboardInterrupt
         return copied(*args)
 
-    monkeypatch.setattr(tiles, "copied", failing)
-    with pytest.raises(KeyboardInterrupt):
-        torch.softmax(y, 1)
-    monkeypatch.undo()
-    assert same_bits([y.clone()], [expected])
-    assert same_bits([torch.softmax(y, 1).clone()], [torch.softmax(expected, 1)])
+    with torch_lms.session(limit=40_000, min_size=256) as lms:
+        y = x * 2
+        assert is_in_tiles(y)
+        with monkeypatch.context() as patched:
+            patched.setattr(tiles, "copied", failing)
+            with pytest.raises(KeyboardInterrupt):
+                torch.softmax(y, 1)
+        assert same_bits([y.clone()], [expected])
+        assert same_bits([torch.softmax(y, 1).clone()], [torch.softmax(expected, 1)])
+        lms.validate()
 
 
 def test_it_is_whole_after_the_session() -> None:

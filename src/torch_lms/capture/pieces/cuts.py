@@ -4,12 +4,16 @@ A cut says what a piece of the operation is given. Of its results nothing is sai
 their shapes.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+
+_VECTORS = 64
+"""Elements. Kernels treat that many at once, or fewer."""
 
 Arguments = dict[str, Any]
 """Of a call, by the names of its operator's schema, defaults included."""
@@ -74,8 +78,10 @@ def _beside(names: tuple[str, ...]) -> Cuts:
 
     def cuts(given: Arguments) -> Iterator[Cut]:
         tensor = given[names[0]]
-        for dim in _longest_first(tensor, set(range(tensor.dim())) - {given["dim"] % max(1, tensor.dim())}):
-            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(names, dim))
+        line = given["dim"] % max(1, tensor.dim())
+        for dim in _longest_first(tensor, set(range(tensor.dim())) - {line}):
+            if step := _step_beside(tensor, dim, {line}):
+                yield Cut(f"dimension {dim}", tensor.shape[dim], _same(names, dim), step=step)
 
     return cuts
 
@@ -83,6 +89,19 @@ def _beside(names: tuple[str, ...]) -> Cuts:
 def _longest_first(tensor: torch.Tensor, dims: set[int]) -> list[int]:
     """``dims``, the outermost in memory first."""
     return sorted((dim for dim in dims if tensor.shape[dim] > 1), key=lambda dim: -tensor.stride()[dim])
+
+
+def _step_beside(tensor: torch.Tensor, dim: int, lines: set[int]) -> int:
+    """What bounds along ``dim`` have to be multiples of, if each line along ``lines`` is computed by itself; 0 if it
+    must not be cut there.
+
+    Kernels take several lines that are side by side in memory as vectors, and what is left over in another way.
+    """
+    stride = tensor.stride(dim)
+    if all(stride > tensor.stride(line) for line in lines if tensor.shape[line] > 1):
+        return 1
+    step = _VECTORS // math.gcd(_VECTORS, stride)
+    return step if tensor.shape[dim] % step == 0 else 0
 
 
 def _layer_norm(given: Arguments) -> Iterator[Cut]:
@@ -144,8 +163,10 @@ def _sum(given: Arguments) -> Iterator[Cut]:
     dims = given.get("dim")
     if not isinstance(dims, list) or not dims or tensor.dim() == 0:
         return
-    for dim in _longest_first(tensor, set(range(tensor.dim())) - {dim % tensor.dim() for dim in dims}):
-        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim))
+    lines = {dim % tensor.dim() for dim in dims}
+    for dim in _longest_first(tensor, set(range(tensor.dim())) - lines):
+        if step := _step_beside(tensor, dim, lines):
+            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim), step=step)
 
 
 # -- channel by channel ----------------------------------------------------------------------------------------------
