@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-_VECTORS = 64
-"""Elements. Kernels treat that many at once, or fewer."""
+from torch_lms.capture.pieces.proof import ALIGNED
 
 Arguments = dict[str, Any]
 """Of a call, by the names of its operator's schema, defaults included."""
@@ -100,7 +99,7 @@ def _step_beside(tensor: torch.Tensor, dim: int, lines: set[int]) -> int:
     stride = tensor.stride(dim)
     if all(stride > tensor.stride(line) for line in lines if tensor.shape[line] > 1):
         return 1
-    step = _VECTORS // math.gcd(_VECTORS, stride)
+    step = ALIGNED // math.gcd(ALIGNED, stride)
     return step if tensor.shape[dim] % step == 0 else 0
 
 
@@ -145,6 +144,8 @@ def _nll_loss_backward(given: Arguments) -> Iterator[Cut]:
     """Of the scores nothing but the shape is asked, and the order in memory."""
     names = ("target",) if given["grad_output"].dim() == 0 else ("grad_output", "target")
     tensor = given["self"]
+    if tensor.dim() < 2:
+        return
     is_plain = tensor.is_contiguous()
 
     def takes(dim: int, first: int, last: int) -> dict[str, Slab]:
@@ -153,8 +154,7 @@ def _nll_loss_backward(given: Arguments) -> Iterator[Cut]:
         return {"self": Slab(dim, first, last, shape_only=is_plain)} | found
 
     for dim in (0, *range(2, tensor.dim())):
-        if tensor.dim() > 1:
-            yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
+        yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
 
 
 def _sum(given: Arguments) -> Iterator[Cut]:

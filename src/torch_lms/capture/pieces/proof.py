@@ -43,7 +43,7 @@ _LENGTHS = (13, 1001)
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 1e30, -1e30, math.inf, -math.inf)
 """Among the numbers that are tried."""
 
-_ALIGNED = 64
+ALIGNED = 64
 """Elements. Kernels treat that many at once, or fewer, and what is left in another way."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -225,4 +225,4 @@ def _called(func: Any, given: Mapping[str, Any], tried: dict[str, Any], first: i
 def is_aligned(elements: int) -> bool:
     """Whether kernels for single elements treat a tensor of so many in full vectors alone, on every thread."""
     threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
-    return elements % _ALIGNED == 0 and (threads <= 1 or -(-elements // threads) % _ALIGNED == 0)
+    return elements % ALIGNED == 0 and (threads <= 1 or -(-elements // threads) % ALIGNED == 0)
