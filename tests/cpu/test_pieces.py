@@ -583,6 +583,44 @@ def test_it_is_whole_after_the_session() -> None:
     assert same_bits([y, kept.clone()], [x * 2, (x * 2)[:, 2].clone()])
 
 
+# -- where arguments lie in memory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", [0, 1, 4])
+@pytest.mark.parametrize("are_in_tiles", [True, False])
+def test_bits_do_not_depend_on_where_rows_of_odd_length_begin(begin: int, are_in_tiles: bool) -> None:
+    """MKL sums in another order where a matrix begins at no multiple of 16 bytes."""
+    memory, weight = rand(1, 5 * 97 + begin), rand(7, 97).t()
+
+    def rows(of: Tensor) -> Tensor:
+        return of[0, begin:].view(5, 97)
+
+    def program() -> list[Tensor]:
+        return [rows(memory * 2 if are_in_tiles else memory) @ weight[:, first:] for first in range(6)]
+
+    expected = program()
+    with torch_lms.session(limit=1500, min_size=1):
+        found = [result.clone() for result in program()]
+    assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("batches", [(), (4,)])
+def test_an_argument_in_tiles_that_is_also_another_argument(batches: tuple[int, ...]) -> None:
+    x = rand(*batches, 40, 40)
+
+    def program() -> list[Tensor]:
+        y = x * 2
+        z = x * 3
+        return [y @ y.mT, z + z.mT, torch.cat([z, z.mT], -1), torch.maximum(z[..., :20], z.mT[..., :20])]
+
+    expected = program()
+    with torch_lms.session(limit=9_000, min_size=16) as lms:
+        found = [result.clone() for result in program()]
+        assert lms.stats().in_pieces >= 4
+        lms.validate()
+    assert same_bits(found, expected)
+
+
 # -- not exact -------------------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,8 @@ def failures(case: Case, verdict: Verdict) -> list[str]:
 class Worker:
     """A process that judges one case after the other, and is started anew when it dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_pieces: bool) -> None:
+        self._in_pieces = in_pieces
         self._process = self._start()
 
     def judge(self, number: int) -> Verdict:
@@ -63,23 +64,22 @@ class Worker:
         self._process.stdin.close()
         self._process.wait()
 
-    @staticmethod
-    def _start() -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.sweep", "--worker"]
+    def _start(self) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "tests.sweep", "--worker", *(["--in-pieces"] if self._in_pieces else [])]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def work() -> None:
+def work(in_pieces: bool) -> None:
     """Judge the cases whose numbers come on standard input."""
     torch.set_num_threads(1)
     cases = all_cases()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what operators print
     for line in sys.stdin:
-        print(json.dumps(asdict(judge(cases[int(line)]))), file=answers, flush=True)
+        print(json.dumps(asdict(judge(cases[int(line)], in_pieces))), file=answers, flush=True)
 
 
-def verdicts(cases: list[Case], numbers: list[int], workers: int) -> Iterator[tuple[Case, Verdict]]:
+def verdicts(cases: list[Case], numbers: list[int], workers: int, in_pieces: bool) -> Iterator[tuple[Case, Verdict]]:
     """As they come."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     judged: queue.SimpleQueue[tuple[Case, Verdict]] = queue.SimpleQueue()
@@ -87,7 +87,7 @@ def verdicts(cases: list[Case], numbers: list[int], workers: int) -> Iterator[tu
         waiting.put(number)
 
     def drain() -> None:
-        worker = Worker()
+        worker = Worker(in_pieces)
         while True:
             try:
                 number = waiting.get_nowait()
@@ -103,20 +103,22 @@ def verdicts(cases: list[Case], numbers: list[int], workers: int) -> Iterator[tu
         yield judged.get()
 
 
-def table(results: list[tuple[Case, Verdict]]) -> Table:
+def table(results: list[tuple[Case, Verdict]], in_pieces: bool) -> Table:
     """A row for each kind, and their sum."""
     columns = (
         "cases",
         "attempts",
         "raised",
         "pages evicted",
+        "in pieces",
         "equal",
         "as any mode",
         "unrepeatable",
         "excluded",
         "failed",
     )
-    shown = Table("kind", *columns, title="LMS at limit=0, min_size=1 against stock PyTorch, bit by bit")
+    limit = "the largest result's size" if in_pieces else "0"
+    shown = Table("kind", *columns, title=f"LMS with a limit of {limit} against stock PyTorch, bit by bit")
     for column in shown.columns[1:]:
         column.justify = "right"
     kinds = list(dict.fromkeys(case.kind for case, _ in results))
@@ -128,6 +130,7 @@ def table(results: list[tuple[Case, Verdict]]) -> Table:
             sum(verdict.attempts for _, verdict in its),
             sum(verdict.raised for _, verdict in its),
             sum(verdict.evictions for _, verdict in its),
+            sum(verdict.in_pieces for _, verdict in its),
             *(states[state] for state in ("equal", "mode", "unrepeatable", "excluded")),
             sum(bool(failures(case, verdict)) for case, verdict in its),
         )
@@ -139,24 +142,25 @@ def table(results: list[tuple[Case, Verdict]]) -> Table:
 @click.option("--match", default="", help="Only cases whose name contains this.")
 @click.option("--every", default=1, help="Only every n-th case.")
 @click.option("--workers", default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--in-pieces", is_flag=True, help="With a limit at which large operations run in pieces (default: 0).")
 @click.option("--output", type=click.Path(path_type=Path), help="Every verdict, as JSON lines.")
 @click.option("--worker", is_flag=True, hidden=True)
-def main(match: str, every: int, workers: int, output: Path | None, worker: bool) -> None:
+def main(match: str, every: int, workers: int, in_pieces: bool, output: Path | None, worker: bool) -> None:
     """Compare every operator, module and optimizer of PyTorch's own test lists with and without LMS."""
     if worker:
-        work()
+        work(in_pieces)
         return
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     cases = all_cases()
     chosen = [number for number, case in enumerate(cases) if match in str(case)][::every]
     results = []
     with console.status("") as status:
-        for case, verdict in verdicts(cases, chosen, workers):
+        for case, verdict in verdicts(cases, chosen, workers, in_pieces):
             results.append((case, verdict))
             status.update(f"{len(results)} of {len(chosen)}: {case}")
             for failure in failures(case, verdict):
                 console.print(f"{case}: {failure[:600]}", markup=False)
-    console.print(table(results))
+    console.print(table(results, in_pieces))
     reasons = {
         f"{case.name}: {reason}"
         for case, verdict in results

@@ -15,6 +15,9 @@ from tests.sweep.exceptions import SHARED_UNSAID, UNINITIALIZED
 from tests.watcher import Watcher
 from torch_lms.capture.tensors import tensors_among
 
+_MIN_LIMIT = 64
+"""Bytes of a session whose smallest page has 1, from which on operations are cut."""
+
 Outcomes = list[list[str]]
 """For each attempt, a fingerprint of each leaf of its result, or the type of the error that it raised."""
 
@@ -27,6 +30,7 @@ class Verdict:
         attempts: how many were compared.
         raised: how many of them raised an error, the same in each way.
         evictions: pages that left the device meanwhile.
+        in_pieces: operations that ran in pieces.
         state: "equal", "excluded", "unrepeatable", "mode" (equals an empty mode only), "differs" or "crashed".
         detail: what differed first.
         undeclared: operators that wrote or shared an argument without their schema or our lists saying so.
@@ -35,31 +39,40 @@ class Verdict:
     attempts: int = 0
     raised: int = 0
     evictions: int = 0
+    in_pieces: int = 0
     state: str = "equal"
     detail: str = ""
     undeclared: list[str] = field(default_factory=list)
 
 
-def judge(case: Case) -> Verdict:
-    """Run ``case`` all three ways and compare."""
+def judge(case: Case, in_pieces: bool = False) -> Verdict:
+    """Run ``case`` all three ways and compare.
+
+    Args:
+        in_pieces: whether the limit is the size of the largest result, so that operations on such run in pieces. Else
+            it is 0, so that all is moved, and nothing cut.
+    """
     if case.name in UNINITIALIZED:
         return Verdict(state="excluded", detail=UNINITIALIZED[case.name])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plain = fingerprints(_run(case))
+        results = _run(case)
+        plain = fingerprints(results)
+        limit = max([_MIN_LIMIT, *map(_nbytes, tree_leaves(results))]) if in_pieces else 0
         with Watcher() as watcher:
             looked_at = _run(case)
         looked_at_prints = fingerprints(looked_at)
-        with torch_lms.session(limit=0, min_size=1) as lms:
+        with torch_lms.session(limit=limit, min_size=1) as lms:
             results = _run(case, prepare=lms.reclaim)
             lms.validate()
-            evictions = lms.stats().evictions
+            stats = lms.stats()
         paged = fingerprints(results)
         raised = sum(any(print.startswith("raised ") for print in prints) for prints in plain)
         verdict = Verdict(
             len(plain),
             raised,
-            evictions,
+            stats.evictions,
+            stats.in_pieces,
             undeclared=sorted({*watcher.undeclared_writes, *(watcher.undeclared_sharing - SHARED_UNSAID.keys())}),
         )
         if paged == plain:
@@ -82,6 +95,11 @@ def _run(case: Case, prepare: Callable[[], None] = lambda: None) -> list[list[An
         except Exception as error:
             results.append([f"raised {type(error).__name__}"])
     return results
+
+
+def _nbytes(leaf: Any) -> int:
+    is_strided = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return leaf.nbytes if is_strided else 0
 
 
 def _detached(leaf: Any) -> Any:

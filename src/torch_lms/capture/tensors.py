@@ -136,6 +136,15 @@ def span(tensor: torch.Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
+_ALIGNMENT = 64
+"""Bytes. PyTorch's memory begins at multiples of that, at least."""
+
+
+def misalignment(tensor: torch.Tensor) -> int:
+    """Elements by which ``tensor`` begins behind such a multiple."""
+    return int(tensor.storage_offset()) % max(1, _ALIGNMENT // tensor.element_size())
+
+
 def is_strided(values: Any) -> bool:
     """Whether all tensors among ``values`` and in lists there are views of one storage each."""
     return all(

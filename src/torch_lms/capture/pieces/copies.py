@@ -135,6 +135,7 @@ def cat(job: Job) -> Any:
     for tensor, view in zip(tensors, views, strict=True):
         bounds = list(grid)
         bounds[along] = (0, tensor.shape[along])
+        view = job.table.still(view, tensor)
         if view is not None and not can_be_read(view, tensor, bounds):
             tensor, view = job.table.whole(tensor), None
         if view is not None:

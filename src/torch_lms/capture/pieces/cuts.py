@@ -25,6 +25,7 @@ class Slab:
     Attributes:
         before: zeros in front, and ``after``: behind.
         shape_only: whether nothing but its shape is asked.
+        is_written: whether the operation may write it, so that no copy will do.
     """
 
     dim: int
@@ -33,6 +34,7 @@ class Slab:
     before: int = 0
     after: int = 0
     shape_only: bool = False
+    is_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,10 @@ def _by_channel(tensors: tuple[str, ...], vectors: tuple[str, ...] = (), is_prov
     def cuts(given: Arguments) -> Iterator[Cut]:
         def takes(first: int, last: int) -> dict[str, Slab]:
             found = {name: Slab(1, first, last) for name in tensors}
-            return found | {name: Slab(0, first, last) for name in vectors if _has_elements(given.get(name))}
+            for name in vectors:
+                if _has_elements(given.get(name)):
+                    found[name] = Slab(0, first, last, is_written=name in _STATISTICS)
+            return found
 
         yield Cut("channels", given[tensors[0]].shape[1], takes, is_proven)
 
@@ -194,7 +199,8 @@ def _has_elements(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
-_NORM_VECTORS = ("weight", "bias", "running_mean", "running_var")
+_STATISTICS = ("running_mean", "running_var")
+_NORM_VECTORS = ("weight", "bias", *_STATISTICS)
 
 
 def _batch_norm(given: Arguments) -> Iterator[Cut]:
@@ -409,7 +415,7 @@ def _is_covered(line: _Line) -> bool:
 
 
 _FUNCTIONS_OF_ROWS = ("grad_output", "output")
-_BATCH_NORM_BACKWARD = ("weight", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+_BATCH_NORM_BACKWARD = ("weight", *_STATISTICS, "save_mean", "save_invstd", "save_var")
 _UPSAMPLED = {"nearest2d": 2, "nearest3d": 3, "bilinear2d": 2, "bicubic2d": 2, "trilinear3d": 3}
 _ATTENTION = ("query", "key", "value")
 

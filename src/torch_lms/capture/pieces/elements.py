@@ -44,8 +44,9 @@ def run(job: Job) -> Any:
                 job.table.assemble(untyped_storage(tensors[name]))
             else:
                 tensors[name] = job.table.whole(tensors[name])
-            views[name] = None
-        elif view is not None:
+    views = {name: job.table.still(view, tensors[name]) for name, view in views.items()}
+    for name, view in views.items():
+        if view is not None:
             with job.table.seen():
                 refine(view, tensors[name], grid, job.least)
     gathered = [] if written else job.gathered()

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
-from torch_lms.capture.tensors import span
+from torch_lms.capture.tensors import misalignment, span
 
 Pieces = Callable[[dict[str, Any]], list[Any]]
 """Runs a call in pieces, on given arguments, and returns whole results."""
 
 _MAX_KNOWN = 10_000
 """Verdicts that are remembered: a program whose shapes never repeat must not grow."""
+
+_LAYOUT = 2
+"""Of how pieces lie in memory, on which bits depend: verdicts on another count for nothing."""
 
 _SEED = 20_261_125
 _COMPARED = 64
@@ -99,7 +102,8 @@ def signature(func: Any, given: Mapping[str, Any]) -> str:
     for name, value in given.items():
         if isinstance(value, torch.Tensor):
             device = value.device
-            told.append(f"{name}={tuple(value.shape)}{tuple(value.stride())}{value.dtype}")
+            begin = f"+{offset}" if (offset := misalignment(value)) else ""
+            told.append(f"{name}={tuple(value.shape)}{tuple(value.stride())}{begin}{value.dtype}")
         else:
             told.append(f"{name}={value!r}")
     return " ".join((*told, *place(device)))
@@ -115,7 +119,7 @@ def place(device: torch.device) -> tuple[str, ...]:
         module = torch.get_device_module(kind)
         cudnn = torch.backends.cudnn
         where = f"{module.get_device_name()} {cudnn.allow_tf32} {cudnn.benchmark} {cudnn.deterministic}"
-    return torch.__version__, where, *map(str, settings)
+    return torch.__version__, where, *map(str, (*settings, _LAYOUT))
 
 
 def gives_the_same(func: Any, given: Mapping[str, Any], in_pieces: Pieces) -> bool:
@@ -162,11 +166,12 @@ def _random(like: torch.Tensor, place: int) -> torch.Tensor:
     """In memory as ``like`` is. Vectors are positive: some are variances."""
     generator = torch.Generator(like.device)
     generator.manual_seed(_SEED + place)
-    memory = torch.empty(span(like) if like.numel() else 0, dtype=like.dtype, device=like.device)
+    begin = misalignment(like)
+    memory = torch.empty(begin + (span(like) if like.numel() else 0), dtype=like.dtype, device=like.device)
     memory.normal_(generator=generator)
     if like.dim() <= 1 and not like.is_complex():
         memory.abs_().add_(0.125)
-    return memory.as_strided(like.shape, like.stride())
+    return memory.as_strided(like.shape, like.stride(), begin)
 
 
 def is_same(one: Any, other: Any) -> bool:

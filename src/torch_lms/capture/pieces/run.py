@@ -135,11 +135,14 @@ class Pieces:
             if result is NOT_CUT and is_too_large and room.most < room.limit:
                 job = replace(job, most=room.limit)
                 result = run(job)
-            if result is NOT_CUT and is_too_large and not self._proofs.are_needed:
+            if result is NOT_CUT and is_too_large and not self._must_be_exact():
                 result = run(replace(job, holds=lambda *_: True))
                 self.inexact |= set() if result is NOT_CUT else {info.packet}
         self.operations += result is not NOT_CUT
         return result
+
+    def _must_be_exact(self) -> bool:
+        return self._proofs.are_needed or torch.are_deterministic_algorithms_enabled()
 
     def _room_for(self, storage: torch.UntypedStorage) -> int:
         """Bytes that it takes to have ``storage`` as a whole: what is in tiles is there twice while it is assembled."""

@@ -1,6 +1,7 @@
 """Operators that the table of cuts tells how to cut (N27)."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -12,11 +13,12 @@ from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
 from torch_lms.capture.pieces.job import NOT_CUT, Job
 from torch_lms.capture.pieces.results import WHOLE, Gathered
-from torch_lms.capture.pieces.tiles import as_dense, at_most, dense_strides, even, order_of
+from torch_lms.capture.pieces.tiles import aligned, at_most, dense_strides, even, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.tensors import untyped_storage
 
 _PARTS = (3, 2, 6, 4, 12, 8)
 """Of what an operation may touch: how large pieces may be, the best first."""
@@ -110,29 +112,12 @@ def _tried(job: Job, cut: Cut, bounds: Bounds, tried: dict[str, Any]) -> list[An
 
 def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
     table, given = job.table, dict(job.given)
-    views: dict[str, View] = {}
-    takes = cut.takes(0, bounds[1])
-    placeholder = ""
+    slabs = {name: slab for name, slab in cut.takes(0, bounds[1]).items() if isinstance(slab, Slab)}
+    placeholder = next((name for name, slab in slabs.items() if slab.shape_only), "")
     for name, tensor in tensors_of(job.given):
-        slab = takes.get(name)
-        if not isinstance(slab, Slab):
+        if name != placeholder and not _can_be_read(job, tensor, slabs.get(name)):
             given[name] = table.whole(tensor)
-            continue
-        if slab.shape_only:
-            placeholder = name
-            continue
-        view, dim = _view_of(job, tensor, slab)
-        if dim < 0:
-            given[name] = table.whole(tensor)
-        size = tensor.shape[slab.dim]
-        if view is None:
-            own = bounds if bounds[-1] == size else even(size, len(bounds) - 1, 1)
-            view = table.tile(given[name], slab.dim, own, job.most)
-        else:
-            with table.seen():
-                view.refine_into(dim, len(bounds) - 1, job.least)
-        if view is not None:
-            views[name] = view
+    views = _views(job, {name: slab for name, slab in slabs.items() if name != placeholder}, bounds, given)
     gathered = job.gathered()
     for first, last in pairwise(bounds):
         with table.seen():
@@ -143,6 +128,33 @@ def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
             for result in gathered:
                 result.append(_kept(cut, first, last, found.pop(0)))
     return job.results(gathered)
+
+
+def _can_be_read(job: Job, tensor: torch.Tensor, slab: Slab | None) -> bool:
+    """Whether all that pieces take of ``tensor`` can be read where it is. None: they take all of it."""
+    return slab is not None and not slab.is_written and _view_of(job, tensor, slab)[1] >= 0
+
+
+def _views(job: Job, slabs: Mapping[str, Slab], bounds: Bounds, given: Mapping[str, Any]) -> dict[str, View]:
+    """Where slabs of arguments are in tiles, into which these are cut if they are large. Who shares its storage with
+    another argument is not: that one may be needed whole.
+    """
+    table = job.table
+    users = Counter(untyped_storage(tensor) for _, tensor in tensors_of(given))
+    views: dict[str, View] = {}
+    for name, slab in slabs.items():
+        tensor = given[name]
+        view, dim = _view_of(job, tensor, slab)
+        if view is not None:
+            with table.seen():
+                view.refine_into(dim, len(bounds) - 1, job.least)
+        elif not slab.is_written and users[untyped_storage(tensor)] == 1:
+            size = tensor.shape[slab.dim]
+            own = bounds if bounds[-1] == size else even(size, len(bounds) - 1, 1)
+            view = table.tile(tensor, slab.dim, own, job.most)
+        if view is not None:
+            views[name] = view
+    return views
 
 
 def _taken(cut: Cut, first: int, last: int, given: Mapping[str, Any], views: Mapping[str, View]) -> dict[str, Any]:
@@ -166,7 +178,7 @@ def _slab(tensor: torch.Tensor, slab: Slab, view: View | None) -> torch.Tensor:
     if slab.before or slab.after:
         rest = tensor.dim() - 1 - slab.dim
         found = torch.constant_pad_nd(found, [0, 0] * rest + [slab.before, slab.after])
-    return found if tensor.dim() <= 1 else as_dense(found, order)  # vectors may be written
+    return found if slab.is_written else aligned(found, order)
 
 
 def _kept(cut: Cut, first: int, last: int, piece: Any) -> Any:

@@ -17,7 +17,7 @@ from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_de
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.schema import describe
-from torch_lms.capture.tensors import set_view, span, untyped_storage
+from torch_lms.capture.tensors import misalignment, set_view, span, untyped_storage
 from torch_lms.residency import PageId
 
 Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
@@ -209,10 +209,17 @@ class TileTable:
         storage = untyped_storage(tensor)
         return View(tensor, self._tiles[storage]) if storage in self else None
 
+    def still(self, view: View | None, tensor: torch.Tensor) -> View | None:
+        """``view`` of ``tensor``; None if its tiles have been assembled since, for another argument with them."""
+        return view if untyped_storage(tensor) in self else None
+
     def part_as_copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor`` itself; a copy, if it shows a part of what is in tiles, so that the rest need not come."""
+        """``tensor`` itself; a copy, if it shows a part of what is in tiles, so that the rest need not come.
+
+        A copy begins at the start of its memory. Where ``tensor`` does not, as far as bits depend on that, all comes.
+        """
         view = View.or_none(tensor, self._tiles.get(untyped_storage(tensor)))
-        if view is None or view.is_all:
+        if view is None or view.is_all or misalignment(tensor):
             return tensor
         with self.working(), self.seen():
             copy = view.read({})

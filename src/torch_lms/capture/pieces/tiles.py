@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import torch
 
-from torch_lms.capture.tensors import untyped_storage
+from torch_lms.capture.tensors import misalignment, untyped_storage
 from torch_lms.errors import InvariantError
 
 Range = tuple[int, int]
@@ -66,6 +66,14 @@ def as_dense(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     if tensor.stride() == strides:
         return tensor
     return tensor.as_strided(tensor.shape, strides) if has_order(tensor, order) else copied(tensor, order)
+
+
+def aligned(tensor: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """The same, that also begins where memory of its own would, as far as bits depend on that: MKL sums products in
+    another order where a matrix begins at no multiple of 16 bytes.
+    """
+    dense = as_dense(tensor, order)
+    return copied(dense, order) if misalignment(dense) else dense
 
 
 def copied(view: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
