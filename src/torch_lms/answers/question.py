@@ -25,6 +25,7 @@ class Question:
         interposer: "native" or "python"; "auto" is the faster of those that the machine has.
         tune: tunables of the policy "tflms2", by their names.
         host_part: what the host does beside launching.
+        exact: whether operations run in pieces only if these give the same bits.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Question:
     interposer: str = AUTO
     tune: Mapping[str, Any] = field(default_factory=dict)
     host_part: HostPart = NO_HOST_PART
+    exact: bool = True
 
     @property
     def planners_policy(self) -> str:

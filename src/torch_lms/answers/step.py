@@ -95,5 +95,6 @@ def answer_traced(question: Question, traced: Traced, machine: Machine, calibrat
         tune=question.tune,
         samples=traced.samples,
         host_part=question.host_part,
+        exact=question.exact,
     )
     return Answer(question.setting, replace(found, policy=question.policy), traced)

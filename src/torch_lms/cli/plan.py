@@ -10,7 +10,7 @@ import click
 from torch_lms.answers import CHECKPOINT, Answer, Question, answer, largest
 from torch_lms.cli.plan_report import show
 from torch_lms.cli.plan_timeline import of_answer
-from torch_lms.cli.tune import tune_option
+from torch_lms.cli.shared_options import inexact_option, tune_option
 from torch_lms.machine import AUTO, INTERPOSERS, Calibration, Machine, calibration_for, load, names
 from torch_lms.named_values import named_values
 from torch_lms.output import JsonTarget, json_option, json_target, people_console, write_json
@@ -62,6 +62,7 @@ BOTH = "both"
 @click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="Ranks of data-parallel training.")
 @click.option("--policy", type=click.Choice([*POLICIES, CHECKPOINT]), default="planned", show_default=True)
 @tune_option
+@inexact_option
 @click.option(
     "--interposer",
     type=click.Choice([AUTO, *INTERPOSERS, BOTH]),
@@ -134,7 +135,7 @@ def command(**given: Any) -> None:
     if asked.json_to is not None:
         write_json([each.plain() for each in answers], asked.json_to)
     if asked.timeline_to is not None:
-        _write_timeline(asked.target, answers[0], machine, calibration, asked.timeline_to)
+        _write_timeline(asked.target, answers[0], machine, calibration, asked.exact, asked.timeline_to)
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ class _Asked:
     gpus: int
     policy: str
     tune: Mapping[str, Any]
+    exact: bool
     interposer: str
     what: str | None
     epochs: int | None
@@ -201,6 +203,7 @@ def _answer(
         interposer,
         asked.tune,
         HostPart(asked.loading, asked.workers, asked.on_host),
+        asked.exact,
     )
     if asked.what is None:
         found = answer(question, machine, calibration)
@@ -236,10 +239,12 @@ def _step_s(found: Answer) -> float:
     return inf if step_s is None else step_s
 
 
-def _write_timeline(name: str, found: Answer, machine: Machine, calibration: Calibration, target: JsonTarget) -> None:
+def _write_timeline(
+    name: str, found: Answer, machine: Machine, calibration: Calibration, exact: bool, target: JsonTarget
+) -> None:
     forecast = found.forecast
     if not forecast.fits_with:
         raise click.ClickException(f"no timeline: {forecast.advice}")
     if forecast.timeline is None:
         raise click.ClickException("no timeline: nothing was moved; give a smaller --limit, or a larger size")
-    write_json(of_answer(name, found, machine, calibration), target)
+    write_json(of_answer(name, found, machine, calibration, exact), target)

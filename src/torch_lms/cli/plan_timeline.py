@@ -10,14 +10,24 @@ if TYPE_CHECKING:
     from torch_lms.machine import Calibration, Machine
 
 
-def of_answer(target: str, answer: "Answer", machine: "Machine", calibration: "Calibration") -> dict[str, Any]:
-    """The file of a simulated step."""
+def of_answer(
+    target: str, answer: "Answer", machine: "Machine", calibration: "Calibration", exact: bool
+) -> dict[str, Any]:
+    """The file of a simulated step.
+
+    Args:
+        exact: whether pieces of its operations give the same bits.
+    """
     from torch_lms.planner import MemoryBudget, lower_tiers, stock_step
 
     found, traced = answer.forecast, answer.traced
     assert found.timeline is not None
     budget = MemoryBudget.of(
-        traced.trace, machine, found.limit_bytes, extra_bytes=traced.gradient_bytes if found.gpus > 1 else 0
+        traced.trace,
+        machine,
+        found.limit_bytes,
+        extra_bytes=traced.gradient_bytes if found.gpus > 1 else 0,
+        exact=exact,
     )
     step = stock_step(budget.trace, machine, calibration).trace
     tiers, link = lower_tiers(machine, found.gpus)

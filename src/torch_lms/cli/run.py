@@ -17,8 +17,8 @@ from torch_lms.cli.deferred import once_torch_is_imported
 from torch_lms.cli.failure import explain
 from torch_lms.cli.ranks import cover, is_launcher, is_rank, stats_of_rank
 from torch_lms.cli.run_main import exit_code_of, run_as_main
+from torch_lms.cli.shared_options import inexact_option, tune_option
 from torch_lms.cli.spawned import cover_spawned
-from torch_lms.cli.tune import tune_option
 from torch_lms.errors import LmsError
 from torch_lms.output import JsonTarget, json_option, json_target, write_json, write_text
 from torch_lms.trace import lines as trace_lines
@@ -58,6 +58,7 @@ def _size_option(name: str, explanation: str) -> Callable[[Callable[..., Any]], 
 @click.option("--device", metavar="NAME", help='What to page: "cuda", "cpu", ... (default: the accelerator, if any).')
 @click.option("--policy", type=click.Choice(POLICIES), help="What moves when (default: planned).")
 @tune_option
+@inexact_option
 @click.option("--stats", "stats_to", callback=json_target, metavar="FILE", help="Write the statistics as JSON to FILE.")
 @click.option(
     "--trace",
@@ -91,6 +92,7 @@ def command(
     device: str | None,
     policy: str | None,
     tune: dict[str, Any],
+    exact: bool,
     stats_to: JsonTarget | None,
     trace_to: JsonTarget | None,
     timeline_to: JsonTarget | None,
@@ -115,6 +117,8 @@ def command(
 
         plan_maker(policy or "planned", tune)  # refuses what makes no sense before the script starts
         options["tune"] = tune
+    if not exact:
+        options["exact"] = False
     if no_compile:
         os.environ["TORCH_COMPILE_DISABLE"] = "1"
     if is_watched:

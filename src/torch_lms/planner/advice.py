@@ -119,13 +119,14 @@ def fits(
     if host is not None:
         parts.append(_host_binds(host))
     if budget.trace.in_pieces:
-        parts.append(_in_pieces(budget.trace.in_pieces))
+        parts.append(_in_pieces(budget.trace.in_pieces, budget.exact))
     return " ".join(parts)
 
 
-def _in_pieces(count: int) -> str:
+def _in_pieces(count: int, exact: bool) -> str:
     operations = "1 operation runs" if count == 1 else f"{count} operations run"
-    return f"{operations} in pieces, since one needs more than the limit: these are taken to give the same bits."
+    bits = "these are taken to give the same bits" if exact else "numbers MAY BE ROUNDED in another way"
+    return f"{operations} in pieces, since one needs more than the limit: {bits}."
 
 
 def _fits(budget: MemoryBudget, policy: str, overhead: float, *, is_slowed_by_host: bool) -> str:

@@ -32,6 +32,10 @@ class Need:
     workspace: int
 
 
+UNTRIED = 1 << 62
+"""As ``free_bytes``, where pieces need not be tried: they may be rounded in another way."""
+
+
 def need_of(trace: Trace, extra_bytes: int = 0) -> Need:
     """What ``trace`` needs.
 
@@ -92,6 +96,7 @@ class MemoryBudget:
         limit_of_device: the limit that all of the device's memory allows.
         usable: bytes that the device has for tensors.
         extra_bytes: bytes that are there all the time and no pages.
+        exact: whether pieces must give the same bits.
     """
 
     trace: Trace
@@ -101,10 +106,17 @@ class MemoryBudget:
     limit_of_device: int
     usable: int
     extra_bytes: int
+    exact: bool = True
 
     @classmethod
     def of(
-        cls, trace: Trace, machine: Machine, limit: int | None, extra_bytes: int, can_split: bool = True
+        cls,
+        trace: Trace,
+        machine: Machine,
+        limit: int | None,
+        extra_bytes: int,
+        can_split: bool = True,
+        exact: bool = True,
     ) -> "MemoryBudget":
         """The budget of ``trace`` on a device of ``machine``.
 
@@ -114,6 +126,7 @@ class MemoryBudget:
             limit: as asked for; None: all that the device has beside ``extra_bytes`` and workspaces.
             extra_bytes: bytes that are there all the time and no pages.
             can_split: whether large operations may be split, or run in pieces.
+            exact: whether pieces must give the same bits.
         """
         need = need_of(trace, extra_bytes)
         demand = demand_curve(trace).demand_bytes
@@ -124,8 +137,9 @@ class MemoryBudget:
             limit_of_device = max(limit_of_device, demand)
         limit = limit_of_device if limit is None else min(limit, limit_of_device)
         if can_split:
-            trace, need = within(trace, limit, extra_bytes, max(0, usable - with_fragmentation(limit + extra_bytes)))
-        return cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes)
+            free_bytes = max(0, usable - with_fragmentation(limit + extra_bytes)) if exact else UNTRIED
+            trace, need = within(trace, limit, extra_bytes, free_bytes)
+        return cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes, exact)
 
     @property
     def fits_without(self) -> bool:
@@ -154,6 +168,7 @@ def may_fit(
     gpus: int = 1,
     limit: int | None = None,
     gradient_bytes: int = 0,
+    exact: bool = True,
 ) -> bool:
     """Whether the device has room for the largest operation, and the tiers below it for the rest; under "none", whether
     it has room for all. That needs no simulation.
@@ -163,7 +178,7 @@ def may_fit(
     Raises:
         UsageError: the machine has not so many GPUs.
     """
-    budget = MemoryBudget.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0)
+    budget = MemoryBudget.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0, exact=exact)
     if policy == "none":
         return budget.fits_without
     if not budget.fits_largest_op:

@@ -120,6 +120,7 @@ def forecast(
     tune: Mapping[str, Any] | None = None,
     samples: float = 1,
     host_part: HostPart = NO_HOST_PART,
+    exact: bool = True,
 ) -> Forecast:
     """What ``machine`` would make of steps like ``trace``.
 
@@ -136,6 +137,7 @@ def forecast(
         tune: tunables of the policy "tflms2", by their names.
         samples: of the step of one device.
         host_part: what the host does beside launching.
+        exact: whether operations run in pieces only if these give the same bits.
 
     Raises:
         UsageError: the machine has not so many GPUs, there is no such policy, tunable or interposer, or the step uses
@@ -150,7 +152,7 @@ def forecast(
         )
     make_plan = plan_maker(policy, tune)
     budget = MemoryBudget.of(
-        trace, machine, limit, extra_bytes=gradient_bytes if gpus > 1 else 0, can_split=policy != "none"
+        trace, machine, limit, extra_bytes=gradient_bytes if gpus > 1 else 0, can_split=policy != "none", exact=exact
     )
 
     # The operations on that machine, without LMS and with it.

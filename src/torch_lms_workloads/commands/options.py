@@ -30,9 +30,16 @@ SET_OPTION = click.option(
 
 
 def paging_options(command: _Decorated) -> _Decorated:
-    """Add ``--limit``, ``--policy`` and ``--no-lms``."""
+    """Add ``--limit``, ``--policy``, ``--inexact`` and ``--no-lms``."""
     for option in (
         click.option("--no-lms", is_flag=True, help="Stock PyTorch."),
+        click.option(
+            "--inexact",
+            "exact",
+            flag_value=False,
+            default=True,
+            help="Let operations larger than the limit run in pieces even where these may be rounded in another way.",
+        ),
         click.option("--policy", type=click.Choice(["planned", "reactive"]), default="planned", show_default=True),
         click.option(
             "--limit",
@@ -47,7 +54,7 @@ def paging_options(command: _Decorated) -> _Decorated:
 
 def paging_of(given: dict[str, Any]) -> Paging:
     """What those options say. They are taken out of ``given``."""
-    return Paging(not given.pop("no_lms"), given.pop("limit"), given.pop("policy"))
+    return Paging(not given.pop("no_lms"), given.pop("limit"), given.pop("policy"), exact=given.pop("exact"))
 
 
 def spoken(json_to: JsonTarget | None) -> Say:

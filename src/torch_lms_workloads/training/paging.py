@@ -30,12 +30,14 @@ class Paging:
         is_on: whether there is to be LMS at all.
         limit: of device memory, as ``torch_lms.enable`` takes it.
         policy: the same.
+        exact: the same.
         is_live: whether it is shown while it runs.
     """
 
     is_on: bool = True
     limit: str = "auto"
     policy: str = "planned"
+    exact: bool = True
     is_live: bool = False
 
     @contextmanager
@@ -44,7 +46,7 @@ class Paging:
         if not self.is_on:
             yield None
             return
-        with torch_lms.session(limit=self.limit, policy=self.policy, device=device.type) as lms:
+        with torch_lms.session(limit=self.limit, policy=self.policy, exact=self.exact, device=device.type) as lms:
             try:
                 with shown(lms.reading) if self.is_live else nullcontext():
                     yield lms

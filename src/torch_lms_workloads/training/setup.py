@@ -92,6 +92,11 @@ def _check(request: Request, ranks: Ranks, device: torch.device) -> None:
         raise UsageError("--amp fp16 needs a GPU: take bf16")
     if request.amp == "fp16" and request.parallel == "fsdp" and ranks.count > 1:
         raise UsageError("--amp fp16 does not go with --parallel fsdp: take bf16, or --parallel ddp")
+    if request.is_deterministic and not request.paging.exact:
+        raise UsageError(
+            "--deterministic promises the same bits each time, and with --inexact operations may be rounded in another "
+            "way: give up one of them"
+        )
     if request.resume and request.folder is None:
         raise UsageError("--resume needs the --checkpoint-dir to go on from")
     if request.folder is not None:
