@@ -621,6 +621,20 @@ def test_an_argument_in_tiles_that_is_also_another_argument(batches: tuple[int, 
     assert same_bits(found, expected)
 
 
+def test_a_conjugated_or_negated_part_of_what_is_in_tiles() -> None:
+    x, w = torch.randn(3, 20, 20, dtype=torch.complex64), torch.randn(3, 20, 5, dtype=torch.complex64)
+
+    def program() -> list[Tensor]:
+        part = (x * 2)[:, :12]
+        return [part.mH @ w[:, :12], part.conj().imag @ w.real]
+
+    expected = program()
+    with torch_lms.session(limit=9_000, min_size=16) as lms:
+        found = [result.clone() for result in program()]
+        lms.validate()
+    assert same_bits(found, expected)
+
+
 # -- not exact -------------------------------------------------------------------------------------------------------
 
 

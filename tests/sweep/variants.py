@@ -57,16 +57,16 @@ def judge(case: Case, in_pieces: bool = False) -> Verdict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = _run(case)
-        plain = fingerprints(results)
+        plain = fingerprints(results, any_nan=in_pieces)
         limit = max([_MIN_LIMIT, *map(_nbytes, tree_leaves(results))]) if in_pieces else 0
         with Watcher() as watcher:
             looked_at = _run(case)
-        looked_at_prints = fingerprints(looked_at)
+        looked_at_prints = fingerprints(looked_at, any_nan=in_pieces)
         with torch_lms.session(limit=limit, min_size=1) as lms:
             results = _run(case, prepare=lms.reclaim)
             lms.validate()
             stats = lms.stats()
-        paged = fingerprints(results)
+        paged = fingerprints(results, any_nan=in_pieces)
         raised = sum(any(print.startswith("raised ") for print in prints) for prints in plain)
         verdict = Verdict(
             len(plain),
@@ -78,7 +78,7 @@ def judge(case: Case, in_pieces: bool = False) -> Verdict:
         if paged == plain:
             return verdict
         verdict.detail = _first_difference(plain, paged)
-        if fingerprints(_run(case)) != plain:
+        if fingerprints(_run(case), any_nan=in_pieces) != plain:
             verdict.state = "unrepeatable"
         else:
             verdict.state = "mode" if paged == looked_at_prints else "differs"
@@ -106,9 +106,18 @@ def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def fingerprints(results: list[list[Any]]) -> Outcomes:
-    """Of every leaf of every result."""
-    return [[_fingerprint(leaf) for leaf in leaves] for leaves in results]
+def fingerprints(results: list[list[Any]], any_nan: bool = False) -> Outcomes:
+    """Of every leaf of every result.
+
+    Args:
+        any_nan: whether what is no number is the same, whatever else its bits say: pieces promise no more.
+    """
+    return [[_fingerprint(_with_one_nan(leaf) if any_nan else leaf) for leaf in leaves] for leaves in results]
+
+
+def _with_one_nan(leaf: Any) -> Any:
+    is_floating = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and leaf.is_floating_point()
+    return leaf.masked_fill(leaf.isnan(), torch.nan) if is_floating and not leaf.is_nested else leaf
 
 
 def _fingerprint(leaf: Any) -> str:

@@ -17,7 +17,7 @@ from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_de
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.schema import describe
-from torch_lms.capture.tensors import misalignment, set_view, span, untyped_storage
+from torch_lms.capture.tensors import is_unadorned, misalignment, set_view, span, untyped_storage
 from torch_lms.residency import PageId
 
 Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
@@ -216,10 +216,11 @@ class TileTable:
     def part_as_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself; a copy, if it shows a part of what is in tiles, so that the rest need not come.
 
-        A copy begins at the start of its memory. Where ``tensor`` does not, as far as bits depend on that, all comes.
+        A copy begins at the start of its memory, and is neither conjugated nor negated lazily. Where ``tensor`` is not
+        so, all comes.
         """
         view = View.or_none(tensor, self._tiles.get(untyped_storage(tensor)))
-        if view is None or view.is_all or misalignment(tensor):
+        if view is None or view.is_all or misalignment(tensor) or not is_unadorned(tensor):
             return tensor
         with self.working(), self.seen():
             copy = view.read({})
