@@ -496,3 +496,14 @@ def test_validation_compares_times_with_and_without_lms(monkeypatch: pytest.Monk
     assert "Time: a step here, stock" in shown
     assert "Time: a step here, planned, demand/2" in shown
     assert shown.count("| resnet50, resnet18, 64, batch 2, sgd | ") == 2
+
+
+def test_pieces_that_may_be_rounded_in_another_way_are_forecast_if_asked_for(tmp_path: Path) -> None:
+    body = "return torch.nn.Linear(40_000, 40_000, bias=False), (torch.empty(40_000, 40_000),)"
+    (tmp_path / "large.py").write_text(f"import torch\ndef large(): {body}")
+    given = (f"{tmp_path}/large.py:large", "--machine", "rtx3060-12gb", "--inference", "--limit", "9GB")
+    (exact,) = asked(tmp_path, *given)
+    (inexact,) = asked(tmp_path, *given, "--inexact")
+    assert "aten::mm alone needs" in exact["advice"]
+    assert inexact["fits_with"]
+    assert "MAY BE ROUNDED" in inexact["advice"]

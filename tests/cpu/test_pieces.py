@@ -652,6 +652,17 @@ def test_what_may_be_rounded_in_another_way_is_cut_only_if_that_is_asked_for_and
     assert "NOT EXACT      pieces of aten::mm" in str(stats)
 
 
+def test_pieces_are_exact_again_while_deterministic_algorithms_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "gives_the_same", lambda *_: False)
+    with torch_lms.session(limit=10_000, min_size=MIN_SIZE, exact=False) as lms:
+        torch.use_deterministic_algorithms(True)
+        try:
+            rand(97, 31) @ rand(31, 53)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert lms.stats().inexact == ()
+
+
 def test_exact_false_and_deterministic_algorithms_do_not_go_together() -> None:
     torch.use_deterministic_algorithms(True)
     try:

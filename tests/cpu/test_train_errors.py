@@ -40,6 +40,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("unet3d", *MADE, "--optimizer", "sdg"), "--optimizer must be one of adadelta"),
         (("unet3d", *MADE, "--steps", 1, "--epochs", 1), "--steps and --epochs exclude each other"),
         (("unet3d", *MADE, "--amp", "fp16"), "--amp fp16 needs a GPU: take bf16"),
+        (("unet3d", *MADE, "--inexact", "--deterministic"), "with --inexact operations may be rounded in another way"),
         (("unet3d", *MADE, "--resume"), "--resume needs the --checkpoint-dir to go on from"),
         (("unet3d", *MADE, "--checkpoint-dir", "mine.py"), "--checkpoint-dir mine.py is no folder: name another"),
         (("unet3d", *MADE, "--lr", 0), "Invalid value for '--lr'"),
