@@ -604,6 +604,21 @@ def test_bits_do_not_depend_on_where_rows_of_odd_length_begin(begin: int, are_in
     assert same_bits(found, expected)
 
 
+@pytest.mark.parametrize("shape", [(3, 2, 5), (4, 6, 8, 10), (1, 64, 64)])
+@pytest.mark.parametrize("turn", [lambda t: t, lambda t: t.transpose(0, 1), lambda t: t.transpose(0, -1)])
+def test_single_elements_and_what_is_not_contiguous_may_lead_to_another_kernel(
+    shape: tuple[int, ...], turn: Callable[[Tensor], Tensor]
+) -> None:
+    """So it is with GELU in float32."""
+    x, grad = turn(rand(*shape)), turn(rand(*shape))
+    program = [lambda: F.gelu(x), lambda: aten.gelu_backward(grad, x), lambda: F.silu(x)]
+    expected = [call() for call in program]
+    with torch_lms.session(limit=x.nbytes, min_size=1) as lms:
+        found = [call().clone(memory_format=torch.preserve_format) for call in program]
+        lms.validate()
+    assert same_bits(found, expected)
+
+
 @pytest.mark.parametrize("batches", [(), (4,)])
 def test_an_argument_in_tiles_that_is_also_another_argument(batches: tuple[int, ...]) -> None:
     x = rand(*batches, 40, 40)

@@ -119,6 +119,10 @@ def _is_free_of_place(job: Job, tensors: dict[str, torch.Tensor], target: torch.
     types = {name: str(tensor.dtype) for name, tensor in likes.items()}
     values = {name: str(value) for name, value in given.items() if name not in likes}
     key = " ".join(("elements", str(job.func), str(types), str(values), *proof.place(job.device)))
+    if not job.holds(f"layout of {key}", 0, lambda: proof.is_free_of_layout(job.func, given)):
+        are_contiguous = all(t.shape == target.shape and t.is_contiguous() for t in (*likes.values(), target))
+        if not are_contiguous or any(math.prod(last - first for first, last in region) < 2 for region in regions):
+            return False
     if job.holds(key, 0, lambda: proof.is_free_of_place(job.func, given)):
         return True
     if job.device.type != "cpu" or not proof.is_aligned(target.numel()):

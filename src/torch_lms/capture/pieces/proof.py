@@ -43,6 +43,9 @@ _TRIED = 1 << 13
 _LENGTHS = (13, 1001)
 """Of the pieces that these are tried in: no multiples of any vector's. Most elements of a short one are left over."""
 
+_SINGLE = 128
+"""How many are tried each by itself."""
+
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-38, 1e-45, 1e30, -1e30, math.inf, -math.inf)
 """Among the numbers that are tried."""
 
@@ -198,13 +201,7 @@ def _is_laid_out_alike(one: Any, other: Any) -> bool:
 
 def is_free_of_place(func: Any, given: Mapping[str, Any]) -> bool:
     """Whether each element of a result depends on nothing but the elements at its place, wherever that is."""
-    generator = torch.Generator().manual_seed(_SEED)
-    tried: dict[str, Any] = {}
-    for name, tensor in tensors_of(given):
-        dtype = tensor.dtype if tensor.is_complex() else torch.float32
-        values = torch.randn(_TRIED, generator=generator, dtype=dtype) * 3
-        tried[name] = values.to(tensor.device).to(tensor.dtype)
-        tried[name][: len(_SPECIAL) ** 2] = _special(len(tried)).to(tensor.dtype)
+    tried = _elements(given)
     whole = _called(func, given, tried, 0, _TRIED)
     for length in _LENGTHS:
         for first in range(0, _TRIED, length):
@@ -213,6 +210,35 @@ def is_free_of_place(func: Any, given: Mapping[str, Any]) -> bool:
             if not all(is_same(one[first:last], other) for one, other in zip(whole, pieces, strict=True)):
                 return False
     return True
+
+
+def is_free_of_layout(func: Any, given: Mapping[str, Any]) -> bool:
+    """Whether single elements, and tensors that are not contiguous, give the same: for these PyTorch leaves oneDNN."""
+    tried = _elements(given)
+    whole = _called(func, given, tried, 0, _TRIED)
+    for place in range(_SINGLE):
+        single = _called(func, given, tried, place, place + 1)
+        if not all(is_same(one[place : place + 1], other) for one, other in zip(whole, single, strict=True)):
+            return False
+    args, kwargs = unbind(func, {**given, **{name: _turned(tensor) for name, tensor in tried.items()}})
+    turned = as_results(func(*args, **kwargs))
+    return all(is_same(_turned(one), other) for one, other in zip(whole, turned, strict=True))
+
+
+def _turned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_SINGLE, -1).t()
+
+
+def _elements(given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Elements of the types of the tensors in ``given``, special ones among them."""
+    generator = torch.Generator().manual_seed(_SEED)
+    tried: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors_of(given):
+        dtype = tensor.dtype if tensor.is_complex() else torch.float32
+        values = torch.randn(_TRIED, generator=generator, dtype=dtype) * 3
+        tried[name] = values.to(tensor.device).to(tensor.dtype)
+        tried[name][: len(_SPECIAL) ** 2] = _special(len(tried)).to(tensor.dtype)
+    return tried
 
 
 def _special(argument: int) -> torch.Tensor:
