@@ -9,7 +9,7 @@ from torch_lms.answers.search import largest_that_fits
 from torch_lms.answers.step import Answer, Largest, answer_traced
 from torch_lms.errors import LmsError, UsageError
 from torch_lms.machine import Calibration, Machine
-from torch_lms.planner import UNTRIED, may_fit, need_of, within
+from torch_lms.planner import may_fit, need_of, within
 from torch_lms.targets import Traced, own_value
 
 _POWERS_ABOVE = 4
@@ -84,8 +84,7 @@ def largest_within(question: Question, what: str, nbytes: int) -> Largest:
         return need_of(search.traced(value).trace).stock <= nbytes
 
     def fits_paged(value: int) -> bool:
-        free_bytes = 0 if question.exact else UNTRIED
-        return within(search.traced(value).trace, nbytes, free_bytes=free_bytes)[1].largest_op <= nbytes
+        return within(search.traced(value).trace, nbytes, exact=question.exact)[1].largest_op <= nbytes
 
     without = search.largest(fits_stock)
     with_lms = search.largest(fits_paged, beginning=without)

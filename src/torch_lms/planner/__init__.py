@@ -3,7 +3,7 @@
 from torch_lms.engine import Speeds
 from torch_lms.planner.bound import bound_seconds
 from torch_lms.planner.evictions import choose, moved_out
-from torch_lms.planner.feasibility import UNTRIED, MemoryBudget, Need, lower_tiers, may_fit, need_of, within
+from torch_lms.planner.feasibility import MemoryBudget, Need, lower_tiers, may_fit, need_of, within
 from torch_lms.planner.floor import floor_bytes, optimum_bytes
 from torch_lms.planner.forecast import Forecast, forecast
 from torch_lms.planner.gaps import Gap, gaps_of
@@ -18,7 +18,6 @@ from torch_lms.planner.walk import Choice, Rules, Walker
 __all__ = [
     "NO_HOST_PART",
     "POLICIES",
-    "UNTRIED",
     "Choice",
     "Forecast",
     "Gap",

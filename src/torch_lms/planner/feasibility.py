@@ -32,7 +32,7 @@ class Need:
     workspace: int
 
 
-UNTRIED = 1 << 62
+_UNTRIED = 1 << 62
 """As ``free_bytes``, where pieces need not be tried: they may be rounded in another way."""
 
 
@@ -64,7 +64,9 @@ def need_of(trace: Trace, extra_bytes: int = 0) -> Need:
     )
 
 
-def within(trace: Trace, nbytes: int, extra_bytes: int = 0, free_bytes: int = 0) -> tuple[Trace, Need]:
+def within(
+    trace: Trace, nbytes: int, extra_bytes: int = 0, free_bytes: int = 0, exact: bool = True
+) -> tuple[Trace, Need]:
     """The step as LMS runs it where pages may occupy ``nbytes``, and what it needs. Operations run in pieces if one
     of them needs more. Without LMS they do not, so the need without LMS is that of the whole operations.
 
@@ -73,9 +75,10 @@ def within(trace: Trace, nbytes: int, extra_bytes: int = 0, free_bytes: int = 0)
         nbytes: bytes that pages may occupy.
         extra_bytes: bytes that are there all the time and no pages.
         free_bytes: bytes of the device beside all that.
+        exact: whether pieces must give the same bits.
     """
     need = need_of(trace, extra_bytes)
-    as_run = trace.under(nbytes, free_bytes)
+    as_run = trace.under(nbytes, free_bytes if exact else _UNTRIED)
     return as_run, need if as_run is trace else replace(need_of(as_run, extra_bytes), stock=need.stock)
 
 
@@ -137,8 +140,8 @@ class MemoryBudget:
             limit_of_device = max(limit_of_device, demand)
         limit = limit_of_device if limit is None else min(limit, limit_of_device)
         if can_split:
-            free_bytes = max(0, usable - with_fragmentation(limit + extra_bytes)) if exact else UNTRIED
-            trace, need = within(trace, limit, extra_bytes, free_bytes)
+            free_bytes = max(0, usable - with_fragmentation(limit + extra_bytes))
+            trace, need = within(trace, limit, extra_bytes, free_bytes, exact)
         return cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes, exact)
 
     @property

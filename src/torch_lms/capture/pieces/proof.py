@@ -203,26 +203,30 @@ def is_free_of_place(func: Any, given: Mapping[str, Any]) -> bool:
     """Whether each element of a result depends on nothing but the elements at its place, wherever that is."""
     tried = _elements(given)
     whole = _called(func, given, tried, 0, _TRIED)
-    for length in _LENGTHS:
-        for first in range(0, _TRIED, length):
-            last = min(_TRIED, first + length)
-            pieces = _called(func, given, tried, first, last)
-            if not all(is_same(one[first:last], other) for one, other in zip(whole, pieces, strict=True)):
-                return False
-    return True
+    return all(_are_parts(whole, func, given, tried, length, _TRIED) for length in _LENGTHS)
 
 
 def is_free_of_layout(func: Any, given: Mapping[str, Any]) -> bool:
     """Whether single elements, and tensors that are not contiguous, give the same: for these PyTorch leaves oneDNN."""
     tried = _elements(given)
     whole = _called(func, given, tried, 0, _TRIED)
-    for place in range(_SINGLE):
-        single = _called(func, given, tried, place, place + 1)
-        if not all(is_same(one[place : place + 1], other) for one, other in zip(whole, single, strict=True)):
-            return False
+    if not _are_parts(whole, func, given, tried, 1, _SINGLE):
+        return False
     args, kwargs = unbind(func, {**given, **{name: _turned(tensor) for name, tensor in tried.items()}})
     turned = as_results(func(*args, **kwargs))
     return all(is_same(_turned(one), other) for one, other in zip(whole, turned, strict=True))
+
+
+def _are_parts(
+    whole: list[Any], func: Any, given: Mapping[str, Any], tried: dict[str, Any], length: int, end: int
+) -> bool:
+    """Whether pieces of ``length``, up to ``end``, give what is there in ``whole``."""
+    for first in range(0, end, length):
+        last = min(end, first + length)
+        pieces = _called(func, given, tried, first, last)
+        if not all(is_same(one[first:last], other) for one, other in zip(whole, pieces, strict=True)):
+            return False
+    return True
 
 
 def _turned(tensor: torch.Tensor) -> torch.Tensor:
