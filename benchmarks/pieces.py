@@ -24,9 +24,9 @@ from torch_lms.units import format_bytes, format_seconds
 WORKER = Path(__file__).with_name("pieces_worker.py")
 LIMIT, MEMORY = 90_000_000, 300_000_000
 SIZES = {
-    "photograph": (512, 768, 1024, 1536, 2048, 3072, 4096),
+    "photograph": (512, 768, 1024, 1536, 2048, 3072, 4096, 6144),
     "unet3d": (32, 48, 64, 80, 96),
-    "gpt": (512, 1024, 2048, 3072, 4096, 6144),
+    "gpt": (512, 1024, 2048, 4096, 6144, 8192, 12_288),
 }
 UNITS = {"photograph": "pixels a side", "unet3d": "voxels a side", "gpt": "tokens"}
 FORMAT = 1

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # what PyTorch's meta kernels import when first called: 90 MB
 from nets import Decoder, UNet3d
 from torch import Tensor, nn
 from torch.nn import functional as F

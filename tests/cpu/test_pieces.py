@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -345,14 +346,21 @@ def test_the_same_bits_of_arguments_in_tiles(name: str, number: int) -> None:
 
 
 class Lying:
-    """A kernel whose pieces give other bits, if it is given fewer rows."""
+    """A kernel whose pieces give other bits, if it is given fewer rows or columns.
 
-    def __init__(self) -> None:
+    Args:
+        honest_from: results of so many elements are right.
+    """
+
+    def __init__(self, honest_from: float = inf) -> None:
+        self.honest_from = honest_from
         self.library = torch.library.Library("aten", "IMPL")
         self.library.impl("aten::mm", self.call, "CPU")
 
     def call(self, one: Tensor, two: Tensor) -> Tensor:
-        return torch.einsum("ij,jk->ik", one.double(), two.double()).float() + one.shape[0] + two.shape[1]
+        elements = one.shape[0] * two.shape[1]
+        lie = 0 if elements >= self.honest_from else one.shape[0] + two.shape[1]
+        return torch.einsum("ij,jk->ik", one.double(), two.double()).float() + lie
 
     def end(self) -> None:
         self.library._destroy()
@@ -369,6 +377,23 @@ def test_an_operator_that_lies_is_refused(ran: list[str]) -> None:
         lying.end()
     assert same_bits([found], [expected])
     assert "mm" not in ran
+
+
+def test_halves_are_tried_where_no_smaller_pieces_give_the_same_bits(ran: list[str]) -> None:
+    """So it is with the gradient of a weight of 48 channels in oneDNN, on two threads."""
+    x, y = rand(96, 31), rand(31, 53)
+    lying = Lying(honest_from=48 * 53)
+    try:
+        expected = torch.mm(x, y)
+        with torch_lms.session(limit=25_000, min_size=MIN_SIZE) as lms:
+            result = torch.mm(x, y)
+            peak = lms.stats().peak_resident_bytes
+            found = result.clone()
+    finally:
+        lying.end()
+    assert same_bits([found], [expected])
+    assert "mm" in ran
+    assert peak < x.nbytes + y.nbytes + expected.nbytes
 
 
 def test_what_was_tried_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,9 @@ from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.tensors import untyped_storage
 
-_PARTS = (3, 2, 6, 4, 12, 8)
-"""Of what an operation may touch: how large pieces may be, the best first."""
+_PARTS = (3, 2, 6, 4, 12, 8, 1)
+"""Of what an operation may touch: how large pieces may be, the best first. The largest come last: beside a copy of what
+such a piece takes there may be no room."""
 
 Bounds = tuple[int, ...]
 
