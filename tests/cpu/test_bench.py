@@ -60,6 +60,26 @@ class Raising(Killed):
 
 def raising(size: int = 4, batch: int = 1):
     return Raising(), (torch.ones(batch, 4),)
+
+KERNELS = torch.library.Library("aten", "IMPL")
+
+def rounded(bias, x, weight, *, beta=1, alpha=1):
+    return torch.mm(x, weight) + bias + 1e-6 * x.shape[0] * weight.shape[1]
+
+class Rounding(Killed):
+    """Pieces give other bits than the whole, where it runs."""
+    def __init__(self):
+        super().__init__()
+        self.inner, self.is_ready = nn.Linear(16, 2000), False
+
+    def forward(self, x):
+        if not self.is_ready and not isinstance(x, torch._subclasses.FakeTensor):
+            KERNELS.impl("aten::addmm", rounded, "CPU")
+            self.is_ready = True
+        return self.inner(x)
+
+def rounding(size: int = 10_000, batch: int = 1):
+    return Rounding(), (torch.ones(size, 16),)
 '''
 
 
@@ -171,6 +191,22 @@ def test_lms_trains_on_a_card_where_stock_does_not(targets: str) -> None:
     assert "allocate memory" in stock.reason
     assert planned.limit_bytes == 40_000_000
     assert stock.forecast["demand_bytes"] == planned.demand_bytes
+
+
+def test_what_may_be_rounded_in_another_way_is_asked_for_and_named(targets: str) -> None:
+    target = (f"{targets}:rounding", "--inference", "--limit", "70MB", "--steps", "1", "--against", "planned")
+    (exact,) = made(*target)
+    assert exact.inexact == []
+    refused = bench(*target, "--inexact", "-o", "r.jsonl")
+    assert "holds results of another command" in str(refused.exception)
+    Path("r.jsonl").unlink()
+    result = bench(*target, "--inexact", "-o", "r.jsonl")
+    (inexact,) = read(Path("r.jsonl"))[1]
+    assert inexact.inexact == ["aten::addmm"]
+    named = "NOT EXACT: pieces of aten::addmm may be rounded in another way"
+    assert named in result.output
+    assert CliRunner().invoke(group, ["report", "r.jsonl", "-o", "r.html"], standalone_mode=False).exception is None
+    assert named in Path("r.html").read_text()
 
 
 def test_what_a_kill_leaves_is_gone_on_with(targets: str) -> None:

@@ -34,6 +34,7 @@ class Bench:
         device: "cpu", or an accelerator's kind.
         steps: that count.
         patience_s: see ``Asked``.
+        exact: of sessions, as for ``enable``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Bench:
     device: str
     steps: int
     patience_s: float | None = None
+    exact: bool = True
 
 
 Run = Callable[[Sequence[Asked], Callable[[], object], Callable[[], Reading] | None], list[dict[str, Any]]]
@@ -211,7 +213,17 @@ class Campaign:
     def _asked(self, way: str, setting: Setting) -> Asked:
         card_bytes = None if way == UNLIMITED else self.bench.card_bytes
         bench = self.bench
-        return Asked(bench.name, setting, way, bench.device, bench.limit, card_bytes, bench.steps, bench.patience_s)
+        return Asked(
+            bench.name,
+            setting,
+            way,
+            bench.device,
+            bench.limit,
+            card_bytes,
+            bench.steps,
+            patience_s=bench.patience_s,
+            exact=bench.exact,
+        )
 
     def _finished(self, trial: Trial, told: dict[str, Any], setting: Setting) -> Trial:
         warm_up = WarmUp(**told.pop("warm_up", {}))
@@ -265,4 +277,5 @@ def settings_of(bench: Bench, asked: Mapping[str, Any]) -> dict[str, Any]:
         "limit": bench.limit,
         "as_card": bench.card_bytes,
         "steps": bench.steps,
+        **({} if bench.exact else {"exact": False}),  # files without it stay known
     }

@@ -29,17 +29,27 @@ class Expected:
         limit: of a session, as for ``enable``; None: "auto".
         card_bytes: of the card that the machine is taken for; None: the machine's own memory.
         device: "cpu", or an accelerator's kind.
+        exact: of a session, as for ``enable``.
 
     Attributes:
         beside_bytes: what a process needs of the card beside its step, as ``learn`` has found it.
     """
 
-    def __init__(self, name: str, target: Target, limit: str | None, card_bytes: int | None, device: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Target,
+        limit: str | None,
+        card_bytes: int | None,
+        device: str,
+        exact: bool = True,
+    ) -> None:
         self._name = name
         self._target = target
         self._limit = limit
         self._card_bytes = card_bytes
         self._device = device
+        self._exact = exact
         self._device_bytes = room_bytes(device)
         self.beside_bytes = 0
         self._machine = _this_machine()
@@ -116,6 +126,7 @@ class Expected:
                 limit=self._limit_bytes(setting, way),
                 gpus=setting.gpus,
                 gradient_bytes=traced.gradient_bytes,
+                exact=self._exact,
             )
         except LmsError:
             return found
@@ -128,7 +139,7 @@ class Expected:
         if way not in OURS:
             return need_of(traced.trace, extra_bytes)
         limit = self._limit_bytes(setting, way)
-        return within(traced.trace, limit, extra_bytes, max(0, self._room(setting, way) - limit))[1]
+        return within(traced.trace, limit, extra_bytes, max(0, self._room(setting, way) - limit), self._exact)[1]
 
     def _room(self, setting: Setting, way: str) -> int:
         """What a rank has: on the CPU all of them share what there is."""

@@ -24,6 +24,8 @@ def joined(ends: Sequence[Fields]) -> Fields:
     found = {**first, **sums, **maxima, "step_s": _slowest([end["step_s"] for end in ends])}
     if "allocations" in first:
         found["allocations"] = {name: sum(end["allocations"][name] for end in ends) for name in first["allocations"]}
+    if "inexact" in first:
+        found["inexact"] = sorted({name for end in ends for name in end["inexact"]})
     return {**found, "warm_up": _warm_up([end["warm_up"] for end in ends])}
 
 

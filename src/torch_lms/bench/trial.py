@@ -31,6 +31,7 @@ class Asked:
         patience_s: after a warm-up of so long, the steps count though none has followed a plan; None: never.
         rank: which of ``setting.gpus`` ranks the process is.
         meeting: a file by which the ranks find each other; "" where there is one.
+        exact: of a session of ours, as for ``enable``.
     """
 
     target: str
@@ -43,6 +44,7 @@ class Asked:
     patience_s: float | None = None
     rank: int = 0
     meeting: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Trial:
         peak_host_bytes, peak_disk_bytes: in the lower tiers, as seen after forward and at the end of steps.
         peak_rss_bytes: of the process.
         allocations: how room was found, in the whole of the steps that count (``Stats.allocations``).
+        inexact: operators whose pieces may have been rounded in another way (``Stats.inexact``).
         losses: of all steps, the warm-up's first, as ``float.hex``: equal text is equality to the bit.
         warm_up: before those steps.
         samples: of the machine, over time.
@@ -118,6 +121,7 @@ class Trial:
     peak_disk_bytes: int | None = None
     peak_rss_bytes: int | None = None
     allocations: Mapping[str, int] | None = None
+    inexact: tuple[str, ...] = ()
     losses: tuple[str, ...] = ()
     warm_up: WarmUp = WarmUp()
     samples: Mapping[str, Any] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from torch_lms.bench.trial import Trial
 from torch_lms.bench.ways import WAYS, checked
 from torch_lms.cli.bench_report import Progress, show_found, show_trials
 from torch_lms.cli.failure import FAILED
+from torch_lms.cli.shared_options import inexact_option
 from torch_lms.errors import UsageError
 from torch_lms.machine import read_host_memory
 from torch_lms.named_values import named_values
@@ -48,6 +49,7 @@ _MAX_POINTS = 1000
     help=f"Ways to train, with commas between: {', '.join(WAYS)}.",
 )
 @click.option("--limit", help="Of sessions of LMS: bytes, or as in 12GB, 80%. Default: auto.")
+@inexact_option
 @click.option("--as-card", help="Take the device for one with so much memory, as 12GB. No way can have more.")
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes that train together.")
 @click.option("--steps", type=click.IntRange(1), help="Steps that count (default: 8; with --find 3).")
@@ -83,7 +85,7 @@ def command(**given: Any) -> int:
         raise click.UsageError("-o expects a file, from which it can go on; for standard output take --json -")
     bench = _bench(asked)
     dimension, values = _dimension(asked, bench)
-    expected = Expected(bench.name, bench.target, bench.limit, bench.card_bytes, bench.device)
+    expected = Expected(bench.name, bench.target, bench.limit, bench.card_bytes, bench.device, bench.exact)
     _check_item(asked, bench, expected)
     console = people_console(asked.json_to)
     results = Results(_header(asked, bench, values), asked.output)
@@ -115,6 +117,7 @@ class _Asked:
     sweep: str | None
     against: str
     limit: str | None
+    exact: bool
     as_card: str | None
     ranks: int
     steps: int | None
@@ -158,7 +161,7 @@ def _bench(asked: _Asked) -> Bench:
         parse_bytes(asked.limit, name="--limit", whole=read_host_memory().total)
     steps = asked.steps or _STEPS["find" if asked.what else "sweep"]
     patience_s = _PATIENCE_S if asked.what else None
-    return Bench(asked.target, target, setting, ways, asked.limit, card_bytes, device, steps, patience_s)
+    return Bench(asked.target, target, setting, ways, asked.limit, card_bytes, device, steps, patience_s, asked.exact)
 
 
 def _device(given: str | None) -> str:

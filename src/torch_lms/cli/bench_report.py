@@ -96,6 +96,12 @@ def show_trials(console: "Console", bench: Bench, trials: Sequence[Trial]) -> No
     if not console.is_terminal:
         console.width = max(console.width, 160)
     console.print(table)
+    if names := {name for trial in trials for name in trial.inexact}:
+        console.print(
+            f"NOT EXACT: pieces of {', '.join(sorted(names))} may be rounded in another way",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def show_found(console: "Console", what: str, found: Sequence[Found]) -> None:

@@ -29,6 +29,8 @@ def bench_section(id: str, bench: Bench) -> Section:
         notes.append("No trial has ended yet.")
     elif not any(trial["outcome"] == _COMPLETED for trial in bench.trials):
         notes.append("No trial completed: the table says why.")
+    if names := {str(name) for trial in bench.trials for name in trial.get("inexact") or ()}:
+        notes.append(f"NOT EXACT: pieces of {', '.join(sorted(names))} may be rounded in another way.")
     title = f"{bench.header.get('target') or bench.name}: measured"
     charts = list(_charts(id, bench, axis)) if axis is not None else []
     tables = [_trials(bench)]

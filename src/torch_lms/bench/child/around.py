@@ -58,6 +58,7 @@ class OurSession:
             "limit_bytes": stats.limit_bytes,
             "ledger_bytes": stats.peak_resident_bytes,
             "allocations": stats.allocations,
+            "inexact": stats.inexact,
             "planning_s": stats.planning_s,
             "planned_steps": stats.planned_steps,
         }
@@ -98,7 +99,7 @@ def around(asked: Asked) -> Iterator[Around]:
     if asked.way in OURS:
         os.environ.setdefault("TORCH_LMS_PLANNING", "at-once")  # what counts are the steps once there is a plan
         given = "auto" if asked.limit is None else asked.limit
-        with session(given, policy=asked.way, device=asked.device) as lms:
+        with session(given, policy=asked.way, device=asked.device, exact=asked.exact) as lms:
             yield OurSession(lms, asked.way)
     elif asked.way in (HOOKS, SAVE_ON_CPU):
         hooks = DiskHooks() if asked.way == HOOKS else CountedSaveOnCpu()
