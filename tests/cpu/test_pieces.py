@@ -501,7 +501,7 @@ READS: dict[str, Shown] = {
     "item": lambda t: t[0, 1, 2, 3].item(),
     "tolist": lambda t: t.tolist(),
     "print": lambda t: str(t),
-    "a byte": lambda t: t.untyped_storage()[12_345],
+    "bytes": lambda t: bytes(t.untyped_storage()),
     "size": lambda t: t.untyped_storage().nbytes(),
     "dlpack": lambda t: torch.from_dlpack(t).clone().tolist(),
     "sort": lambda t: t.sort().values.tolist(),
@@ -838,7 +838,7 @@ def test_a_step_traced_under_a_limit_is_the_one_that_runs(name: str, monkeypatch
     told = torch_lms.trace_step(loss_of, (model,), "sgd", loss=lambda loss: loss, min_size=4096).under(limit, AMPLE)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, 0.9)
     with torch_lms.session(limit=limit, min_size=4096) as lms:
-        for _ in range(2):
+        for _ in range(4):
             loss_of(model).backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -277,5 +277,5 @@ def settings_of(bench: Bench, asked: Mapping[str, Any]) -> dict[str, Any]:
         "limit": bench.limit,
         "as_card": bench.card_bytes,
         "steps": bench.steps,
-        **({} if bench.exact else {"exact": False}),  # files without it stay known
+        **({} if bench.exact else {"exact": False}),  # files of before --inexact are gone on with
     }
