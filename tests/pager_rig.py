@@ -311,8 +311,7 @@ class Rig:
             assert self.truth.get(other) == version or page.id in self.torn, f"{page.story}: {other} is not as it was"
 
     def _check_under_way(self, page: Page) -> None:
-        """Only what nobody uses is, and only if the policy looked ahead."""
-        assert isinstance(self.pager.policy, Foreseeing), f"{page.story}: left under way"
+        """Only what nobody uses is."""
         assert not page.pins, f"{page.story}: in use while it is under way"
         assert self.lower[page.id].version == self.truth[page.id], f"{page.story}: a stale copy is under way"
         if page.state is State.EVICTING:
@@ -324,10 +323,13 @@ class Rig:
 
 @dataclass
 class Foreseeing(Reactive):
-    """Reactive, but for what it is told to begin beside the next operation, and to drop."""
+    """Reactive, but for what it is told to begin beside an operation, and to drop."""
 
     next: Prefetch | None = None
     recipes: dict[PageId, Recipe] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def recipe(self, page: PageId) -> Recipe | None:
         return self.recipes.get(page)
@@ -335,7 +337,7 @@ class Foreseeing(Reactive):
     def prefetch(self, view: View) -> Prefetch | None:
         prefetch = self.next
         self.next = None
-        return prefetch
+        return super().prefetch(view) if prefetch is None else prefetch
 
 
 def new_rig(

@@ -43,7 +43,7 @@ def parse_bytes(value: int | str, *, name: str = "size", whole: int | None = Non
             raise UsageError(f"{name} takes no percentage; give {forms}; got {value!r}")
         if number > 100:
             raise UsageError(f"{name} must be at most 100%; got {value!r}")
-        return int(whole * number / 100)
+        return min(whole, int(whole * number / 100))  # large numbers are rounded
     factor: int = _FACTORS[(match["prefix"] or "").lower()]
     return round(number * factor)
 

@@ -39,7 +39,7 @@ class Pager:
         self.limit = limit
         self.policy = policy
         self.book = Book()
-        self.view = View(self.book.clean, self.book.dirty, 0, self.book.evicting)
+        self.view = View(self.book.clean, self.book.dirty, 0, self.book.evicting, self.book.away)
         self.step_demand_bytes = 0
         self._transfers = Transfers(self.book, tiers)
         self.counters = self._transfers.counters
@@ -85,8 +85,12 @@ class Pager:
         """An operation is about to run: ``pages`` must be resident, and it will create ``new_bytes``. It may write
         ``writes``; they count only while there are ``recipes``.
         """
-        self.view.tick += 1
-        return self._hold(pages, new_bytes, self.policy.prefetch(self.view), writes)
+        view = self.view
+        view.tick += 1
+        view.used = [self.book[page_id] for page_id in pages]
+        missing_bytes = sum(page.nbytes for page in view.used if page.state is State.EVICTED)
+        view.limit, view.room = self.limit, self.room - new_bytes - missing_bytes
+        return self._hold(pages, new_bytes, self.policy.prefetch(view), writes)
 
     def op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> Iterable[Action]:
         """The operation of ``pages`` ended, or failed; it wrote ``written``."""
@@ -207,6 +211,7 @@ class Pager:
         """A training step (or inference call) ended."""
         counters = self.counters
         counters.steps += 1
+        self.view.step_began = self.view.tick
         self.step_demand_bytes = self.book.take_peak_live()
         counters.demand_bytes = max(counters.demand_bytes, self.step_demand_bytes)
         self._transfers.refused.clear()  # what was full or broken may have been mended

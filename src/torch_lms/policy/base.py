@@ -17,12 +17,23 @@ class View:
         dirty: the others, least recently used first.
         tick: the time, counted in operations.
         evicting: those whose eviction has started already, in the order in which it did.
+        away: pages that are in a lower tier alone, in the order in which they left.
+        limit: bytes that pages may occupy.
+        room: of these, left beside what the operation that begins creates and what it has to fetch. Negative if pages
+            must leave for it.
+        step_began: the tick before the first operation of this step.
+        used: the pages of the operation that begins. Their ``last_use`` is the one before.
     """
 
     clean: Mapping[PageId, Page]
     dirty: Mapping[PageId, Page]
     tick: int
     evicting: Mapping[PageId, Page] = field(default_factory=dict)
+    away: dict[PageId, Page] = field(default_factory=dict)
+    limit: int = 0
+    room: int = 0
+    step_began: int = 0
+    used: Sequence[Page] = ()
 
     def find(self, page: PageId) -> Page | None:
         """The page of that number, if it may be evicted now."""
@@ -64,7 +75,7 @@ class Prefetch(NamedTuple):
 
 
 class Policy(ABC):
-    """Chooses victims. Has no memory of its own but what it is shown."""
+    """Chooses victims, and what may move before it must. Is told of nothing but what it is shown."""
 
     @property
     @abstractmethod

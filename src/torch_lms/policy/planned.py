@@ -223,7 +223,7 @@ class Planned(Policy):
     def prefetch(self, view: View) -> Prefetch | None:
         cursor = self.cursor
         if cursor is None:
-            return None
+            return self._otherwise.prefetch(view)
         for page in list(cursor.to_evict):
             if view.find(page) is None:
                 del cursor.to_evict[page]

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from torch_lms.policy.base import Policy, View
+from torch_lms.policy.prefetcher import Prefetcher
+from torch_lms.policy.base import Policy, Prefetch, View
 from torch_lms.residency import Page
 
 _RECENT = 16
@@ -18,17 +19,33 @@ class Reactive(Policy):
     used.
     """
 
+    def __init__(self) -> None:
+        self._prefetcher = Prefetcher()
+
     @property
     def name(self) -> str:
         return "reactive"
 
     def victims(self, view: View) -> Iterator[Page]:
-        yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
+        yield from list(_clean(view))
         yield from list(view.evicting.values())
-        dirty = list(view.dirty.values())
-        for first in range(0, len(dirty), _WINDOW):
-            window = dirty[first : first + _WINDOW]
-            worth = [(view.tick - page.last_use) * page.nbytes for page in window]
-            for place in sorted(range(len(window)), key=worth.__getitem__, reverse=True):
-                yield window[place]
+        yield from _dirty(view)
         yield from list(view.clean.values())
+
+    def prefetch(self, view: View) -> Prefetch | None:
+        return self._prefetcher.choose(view, _clean(view), _dirty(view))
+
+
+def _clean(view: View) -> Iterator[Page]:
+    """Clean pages not used lately."""
+    return (page for page in view.clean.values() if view.tick - page.last_use >= _RECENT)
+
+
+def _dirty(view: View) -> Iterator[Page]:
+    """Dirty pages, those first that have been inactive long and are large."""
+    dirty = list(view.dirty.values())
+    for first in range(0, len(dirty), _WINDOW):
+        window = dirty[first : first + _WINDOW]
+        worth = [(view.tick - page.last_use) * page.nbytes for page in window]
+        for place in sorted(range(len(window)), key=worth.__getitem__, reverse=True):
+            yield window[place]

@@ -81,6 +81,7 @@ class Book:
         self.evicting: dict[PageId, Page] = {}
         self.dirty: dict[PageId, Page] = {}
         self.fetching: dict[PageId, Page] = {}
+        self.away: dict[PageId, Page] = {}
         self.moved: set[PageId] = set()
         self._candidates = {State.CLEAN: self.clean, State.EVICTING: self.evicting, State.RESIDENT: self.dirty}
         self._pages: dict[PageId, Page] = {}
@@ -144,8 +145,12 @@ class Book:
             self._candidates[before].pop(page.id, None)
         elif before is State.FETCHING:
             del self.fetching[page.id]
+        elif before is State.EVICTED:
+            del self.away[page.id]
         if state is State.FETCHING:
             self.fetching[page.id] = page
+        elif state is State.EVICTED:
+            self.away[page.id] = page
         elif state is State.DEAD:
             del self._pages[page.id]
             self.moved.discard(page.id)
@@ -156,6 +161,7 @@ class Book:
         """``page`` was taken to ``state`` by whoever follows a plan, with a lower copy in ``tier`` if it has one."""
         self.withdraw(page)
         self.fetching.pop(page.id, None)
+        self.away.pop(page.id, None)
         self._count(page, page.state, State.DROPPED)
         page.remember(f"to {state.value} by plan")
         page.state = state
@@ -164,6 +170,8 @@ class Book:
         self._count(page, State.DROPPED, state)
         if state is State.FETCHING:
             self.fetching[page.id] = page
+        elif state is State.EVICTED:
+            self.away[page.id] = page
         self.offer(page)
 
     def resize(self, page: Page, nbytes: int) -> None:

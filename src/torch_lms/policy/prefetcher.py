@@ -1,0 +1,141 @@
+"""What may move before it must, without a plan: a step goes forward, and then backward."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+
+from torch_lms.policy.base import Prefetch, View
+from torch_lms.residency import Page, PageId
+
+_RESERVE = 1 / 8
+"""Of the limit: for so much there shall be room, or pages that can leave without a wait. With a quarter, simulated
+steps take about as long, but move more; with a sixteenth they take longer."""
+
+_SPARED = 1 / 4
+"""Of the limit: so much room is left for what the program creates. Where pages are fetched into it, others must leave."""
+
+_LONG_AGO = 16
+"""Operations after which the use of a page shows where in its step the program is."""
+
+_REMEMBERED = 4
+"""So many of these uses show in which direction it goes."""
+
+_WINDOW = 256
+"""Of the pages that are away, so many are looked at."""
+
+
+class _Course:
+    """A program that comes back to its pages in the order in which it used them, or in the reverse.
+
+    Args:
+        is_backward: which of the two.
+    """
+
+    def __init__(self, is_backward: bool) -> None:
+        self._is_backward = is_backward
+        self._position = 0
+        self._uses: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+
+    def came_to(self, page: Page) -> None:
+        """The program uses ``page`` once more."""
+        if self._uses and self._goes_on(self._uses[-1][0], page.last_use):
+            self._position = page.last_use
+        self._uses.append((page.last_use, page.nbytes))
+
+    def forget(self) -> None:
+        """What was so far does not count any more."""
+        self._uses.clear()
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether two thirds of the bytes were used in that order lately."""
+        along = 0
+        against = 0
+        for (before, nbytes), (after, other_nbytes) in pairwise(self._uses):
+            moved = min(nbytes, other_nbytes)
+            if self._goes_on(before, after):
+                along += moved
+            else:
+                against += moved
+        return along > 0 and along >= 2 * against
+
+    def next_of(self, away: dict[PageId, Page]) -> list[Page]:
+        """Pages of ``away``, the first to be used first. In ``away`` those that left first come first."""
+        pages: Iterable[Page] = reversed(away.values()) if self._is_backward else away.values()
+        to_come = [page for page in islice(pages, _WINDOW) if not self._goes_on(page.last_use, self._position)]
+        return sorted(to_come, key=lambda page: page.last_use, reverse=self._is_backward)
+
+    def _goes_on(self, before: int, after: int) -> bool:
+        return after < before if self._is_backward else after > before
+
+
+class Prefetcher:
+    """Evicts and fetches ahead.
+
+    What was used in this step comes back in reverse: so autograd goes. What was used in the step before comes back in
+    the order in which it was used, as weights and an optimizer's state do. As far as the program goes by that, pages
+    are fetched while there is room.
+
+    The next victims are copied down beside the operations, so that they leave without a wait. But as long as nothing is
+    away, all may fit, and nothing is copied.
+    """
+
+    def __init__(self) -> None:
+        self._backward = _Course(is_backward=True)
+        self._forward = _Course(is_backward=False)
+        self._step_began = 0
+
+    def choose(self, view: View, clean: Iterable[Page], dirty: Iterable[Page]) -> Prefetch | None:
+        """What to start beside the operation that begins.
+
+        Args:
+            view: of all pages.
+            clean: victims that have a lower copy.
+            dirty: the others, in their order.
+        """
+        if not view.away:
+            return None
+        self._follow(view)
+        evict = [page.id for page in _to_copy(view, clean, dirty)]
+        fetch = [page.id for page in self._to_fetch(view)]
+        return Prefetch(evict, fetch) if evict or fetch else None
+
+    def _follow(self, view: View) -> None:
+        """Note what the program uses now."""
+        if self._step_began != view.step_began:
+            self._step_began = view.step_began
+            self._backward.forget()
+            self._forward.forget()
+        for page in view.used:
+            if view.tick - page.last_use >= _LONG_AGO:
+                self._course_of(page).came_to(page)
+
+    def _course_of(self, page: Page) -> _Course:
+        return self._backward if page.last_use > self._step_began else self._forward
+
+    def _to_fetch(self, view: View) -> Iterator[Page]:
+        """Pages that are needed next."""
+        room = view.room - _SPARED * view.limit
+        for course in (self._backward, self._forward):
+            if room <= 0 or not course.is_taken:
+                continue
+            for page in course.next_of(view.away):
+                if self._course_of(page) is not course:
+                    continue
+                if page.nbytes > room:
+                    break
+                room -= page.nbytes
+                yield page
+
+
+def _to_copy(view: View, clean: Iterable[Page], dirty: Iterable[Page]) -> Iterator[Page]:
+    """The next victims, until there is the reserve, to the nearest page."""
+    missing = _RESERVE * view.limit - view.room
+    if missing <= 0:
+        return
+    missing -= sum(page.nbytes for page in (*view.evicting.values(), *clean))
+    for page in dirty:
+        if missing < page.nbytes / 2:
+            return
+        missing -= page.nbytes
+        yield page
