@@ -50,7 +50,7 @@ class EndedStep:
 
     @property
     def lost_s(self) -> float:
-        """What its copies took on the link. A step without a plan hides next to nothing of that."""
+        """What its copies took on the link, at most. A step without a plan hides a part of that."""
         return self.evicted_bytes / self.speeds.d2h + self.fetched_bytes / self.speeds.h2d
 
 

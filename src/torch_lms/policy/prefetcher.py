@@ -12,7 +12,7 @@ _RESERVE = 1 / 8
 steps take about as long, but move more; with a sixteenth they take longer."""
 
 _SPARED = 1 / 4
-"""Of the limit: so much room is left for what the program creates. Where pages are fetched into it, others must leave."""
+"""Of the limit: so much room is left for what the program creates. Were pages fetched into it, others would leave."""
 
 _LONG_AGO = 16
 """Operations after which the use of a page shows where in its step the program is."""
@@ -85,18 +85,17 @@ class Prefetcher:
         self._forward = _Course(is_backward=False)
         self._step_began = 0
 
-    def choose(self, view: View, clean: Iterable[Page], dirty: Iterable[Page]) -> Prefetch | None:
+    def choose(self, view: View, dirty: Iterable[Page]) -> Prefetch | None:
         """What to start beside the operation that begins.
 
         Args:
             view: of all pages.
-            clean: victims that have a lower copy.
-            dirty: the others, in their order.
+            dirty: those that have to be copied before they leave, the next victim first.
         """
         if not view.away:
             return None
         self._follow(view)
-        evict = [page.id for page in _to_copy(view, clean, dirty)]
+        evict = [page.id for page in _to_copy(view, dirty)]
         fetch = [page.id for page in self._to_fetch(view)]
         return Prefetch(evict, fetch) if evict or fetch else None
 
@@ -128,12 +127,12 @@ class Prefetcher:
                 yield page
 
 
-def _to_copy(view: View, clean: Iterable[Page], dirty: Iterable[Page]) -> Iterator[Page]:
+def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:
     """The next victims, until there is the reserve, to the nearest page."""
     missing = _RESERVE * view.limit - view.room
     if missing <= 0:
         return
-    missing -= sum(page.nbytes for page in (*view.evicting.values(), *clean))
+    missing -= sum(page.nbytes for page in (*view.clean.values(), *view.evicting.values()))
     for page in dirty:
         if missing < page.nbytes / 2:
             return

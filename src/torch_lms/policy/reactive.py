@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from torch_lms.policy.prefetcher import Prefetcher
 from torch_lms.policy.base import Policy, Prefetch, View
+from torch_lms.policy.prefetcher import Prefetcher
 from torch_lms.residency import Page
 
 _RECENT = 16
@@ -27,18 +27,13 @@ class Reactive(Policy):
         return "reactive"
 
     def victims(self, view: View) -> Iterator[Page]:
-        yield from list(_clean(view))
+        yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
         yield from list(view.evicting.values())
         yield from _dirty(view)
         yield from list(view.clean.values())
 
     def prefetch(self, view: View) -> Prefetch | None:
-        return self._prefetcher.choose(view, _clean(view), _dirty(view))
-
-
-def _clean(view: View) -> Iterator[Page]:
-    """Clean pages not used lately."""
-    return (page for page in view.clean.values() if view.tick - page.last_use >= _RECENT)
+        return self._prefetcher.choose(view, _dirty(view))
 
 
 def _dirty(view: View) -> Iterator[Page]:

@@ -1,0 +1,159 @@
+"""What moves before it must, where there is no plan."""
+
+from random import Random
+
+import pytest
+from made_traces import Op, traced
+
+from torch_lms.policy import Prefetch, Reactive, View
+from torch_lms.policy.prefetcher import Prefetcher
+from torch_lms.residency import Page, Tier
+from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
+from torch_lms.trace import Trace
+
+LIMIT = 800
+
+
+def page(number: int, last_use: int = 0, nbytes: int = 100) -> Page:
+    return Page(number, nbytes, last_use=last_use)
+
+
+class Program:
+    """Pages that are away, and what comes back to the program.
+
+    Args:
+        last_uses: of the pages that are away, numbered from 0 on.
+        room: bytes left under the limit.
+        step_began: see ``View``.
+    """
+
+    def __init__(self, last_uses: list[int], room: int = LIMIT, step_began: int = 0) -> None:
+        away = {number: page(number, last_use) for number, last_use in enumerate(last_uses)}
+        self.view = View({}, {}, 1000, away=away, limit=LIMIT, room=room, step_began=step_began)
+        self.prefetcher = Prefetcher()
+
+    def uses(self, *last_uses: int, nbytes: int = 100) -> list[int]:
+        """The program uses pages that were used then; what is fetched beside the last of them."""
+        found: Prefetch | None = None
+        for last_use in last_uses:
+            self.view.tick += 1
+            self.view.used = [page(99, last_use, nbytes)]
+            found = self.prefetcher.choose(self.view, ())
+        assert found is None or not found.evict
+        return [] if found is None else list(found.fetch)
+
+
+def copied(room: int, clean: list[Page], dirty: list[Page], evicting: list[Page] | None = None) -> list[int]:
+    by_number = {page.id: page for page in clean}
+    under_way = {page.id: page for page in evicting or []}
+    view = View(by_number, {}, 1000, under_way, away={99: page(99)}, limit=LIMIT, room=room)
+    found = Prefetcher().choose(view, dirty)
+    return [] if found is None else list(found.evict)
+
+
+# -- what is fetched -------------------------------------------------------------------------------------------------
+
+
+def test_backward_what_was_used_in_this_step_comes_back_in_reverse() -> None:
+    assert Program([10, 20, 30, 40]).uses(60, 50) == [3, 2, 1, 0]
+
+
+def test_what_the_program_has_passed_by_is_not_fetched() -> None:
+    assert Program([10, 20, 30, 40]).uses(50, 25) == [1, 0]
+
+
+def test_forward_what_was_used_in_the_step_before_comes_back_in_that_order() -> None:
+    assert Program([30, 40, 500, 510], step_began=100).uses(10, 20) == [0, 1]
+
+
+def test_the_next_step_is_told_by_its_own_uses() -> None:
+    program = Program([10, 20, 30, 40])
+    assert program.uses(60, 50)
+    program.view.step_began = program.view.tick
+    assert program.uses(5) == []
+
+
+def test_a_quarter_of_the_limit_is_left_to_the_program() -> None:
+    assert Program([10, 20, 30, 40], room=LIMIT // 4 + 250).uses(60, 50) == [3, 2]
+    assert Program([10, 20, 30, 40], room=LIMIT // 4).uses(60, 50) == []
+
+
+@pytest.mark.parametrize("last_uses", [(50,), (50, 50), (50, 60), (60, 50, 70), (990, 985)])
+def test_nothing_is_fetched_where_the_program_goes_by_no_order(last_uses: tuple[int, ...]) -> None:
+    """Of pages that were in use just now nobody can tell where the program is."""
+    assert Program([10, 20, 30, 40]).uses(*last_uses) == []
+
+
+def test_a_small_page_elsewhere_does_not_count() -> None:
+    program = Program([10, 20, 30, 40])
+    program.uses(60, 55)
+    program.uses(57, nbytes=1)
+    assert program.uses(50) == [3, 2, 1, 0]
+
+
+# -- what is copied down ---------------------------------------------------------------------------------------------
+
+
+def test_an_eighth_of_the_limit_can_leave_without_a_wait() -> None:
+    dirty = [page(number, nbytes=40) for number in range(9)]
+    assert copied(0, [], dirty) == [0, 1, 2]  # 100 bytes, to the nearest page
+    assert copied(50, [], dirty) == [0]
+    assert copied(100, [], dirty) == []
+    assert copied(0, [page(50, nbytes=70)], dirty) == [0]
+    assert copied(0, [], dirty, evicting=[page(60, nbytes=70)]) == [0]
+
+
+def test_what_the_operation_needs_comes_first() -> None:
+    """The room is beside that: it leaves at once, and so do as many pages more."""
+    assert copied(-100, [], [page(number) for number in range(9)]) == [0, 1]
+
+
+def test_as_long_as_nothing_is_away_nothing_is_copied() -> None:
+    view = View({}, {}, 1000, limit=LIMIT, room=0)
+    assert Prefetcher().choose(view, [page(1)]) is None
+
+
+# -- what that is worth ----------------------------------------------------------------------------------------------
+
+
+class Waiting(Reactive):
+    """Moves nothing before it must."""
+
+    def prefetch(self, view: View) -> Prefetch | None:
+        return None
+
+
+def forward_and_backward(layers: int) -> Trace:
+    """Each layer keeps a page until its turn comes on the way back."""
+    forward = [Op([0], [1 + layer]) for layer in range(layers)]
+    backward = [Op([0, 1 + layer]) for layer in reversed(range(layers))]
+    return traced([*forward, *backward], nbytes=10)
+
+
+def in_any_order(pages: int, seed: int) -> Trace:
+    draw = Random(seed)
+    return traced([Op([draw.randrange(pages)]) for _ in range(400)], range(pages), nbytes=10)
+
+
+def simulated(trace: Trace, limit: int, policy: Reactive, bytes_per_s: float) -> SimulatedStep:
+    links = LinkSpeeds(bytes_per_s, bytes_per_s, bytes_per_s, bytes_per_s)
+    simulator = Simulator(trace, limit, {Tier.HOST: 10**6}, links, policy)
+    simulator.step()
+    return simulator.step()
+
+
+def test_copies_take_less_time_from_a_step() -> None:
+    trace = forward_and_backward(100)
+    limit = 500
+    waiting, ahead = (simulated(trace, limit, policy, 10.0) for policy in (Waiting(), Reactive()))
+    assert ahead.stall_s < 0.1 * waiting.stall_s
+    assert ahead.peak_bytes <= limit
+    assert ahead.evicted_bytes <= waiting.evicted_bytes + limit / 8
+    assert ahead.fetched_bytes <= waiting.fetched_bytes
+
+
+def test_a_program_without_order_loses_little() -> None:
+    traces = [in_any_order(60, seed) for seed in range(8)]
+    waiting = sum(simulated(trace, 300, Waiting(), 10.0).seconds for trace in traces)
+    ahead = sum(simulated(trace, 300, Reactive(), 10.0).seconds for trace in traces)
+    assert ahead <= 1.05 * waiting
