@@ -103,6 +103,10 @@ def test_an_eighth_of_the_limit_can_leave_without_a_wait() -> None:
     assert copied(0, [], dirty, evicting=[page(60, nbytes=70)]) == [0]
 
 
+def test_what_was_used_lately_neither_counts_nor_is_copied() -> None:
+    assert copied(0, [page(50, last_use=990)], [page(1, last_use=990), page(2, last_use=980)]) == [2]
+
+
 def test_what_the_operation_needs_comes_first() -> None:
     """The room is beside that: it leaves at once, and so do as many pages more."""
     assert copied(-100, [], [page(number) for number in range(9)]) == [0, 1]

@@ -15,7 +15,7 @@ _SPARED = 1 / 4
 """Of the limit: so much room is left for what the program creates. Were pages fetched into it, others would leave."""
 
 _LONG_AGO = 16
-"""Operations after which the use of a page shows where in its step the program is."""
+"""Operations after which a page is not in use any more: its next use shows where in its step the program is."""
 
 _REMEMBERED = 4
 """So many of these uses show in which direction it goes."""
@@ -128,13 +128,15 @@ class Prefetcher:
 
 
 def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:
-    """The next victims, until there is the reserve, to the nearest page."""
+    """The next victims, until there is the reserve, to the nearest page. What was used lately is none of either."""
     missing = _RESERVE * view.limit - view.room
     if missing <= 0:
         return
-    missing -= sum(page.nbytes for page in (*view.clean.values(), *view.evicting.values()))
+    missing -= sum(page.nbytes for page in view.evicting.values())
+    missing -= sum(page.nbytes for page in view.clean.values() if view.tick - page.last_use >= _LONG_AGO)
     for page in dirty:
         if missing < page.nbytes / 2:
             return
-        missing -= page.nbytes
-        yield page
+        if view.tick - page.last_use >= _LONG_AGO:
+            missing -= page.nbytes
+            yield page
