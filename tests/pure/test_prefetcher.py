@@ -91,6 +91,45 @@ def test_a_small_page_elsewhere_does_not_count() -> None:
     assert program.uses(50) == [3, 2, 1, 0]
 
 
+# -- in rounds -------------------------------------------------------------------------------------------------------
+
+
+def round_of(last_uses: list[int], room: int = 0, clean: tuple[int, ...] = ()) -> Program:
+    """A program in its second step: in the first it came back to pages of the step before alone."""
+    program = Program(last_uses, room, step_began=500)
+    program.uses(10, 20)
+    program.view.step_began = 900
+    program.view.clean = {100 + tick: page(100 + tick, tick) for tick in clean}
+    return program
+
+
+def test_in_rounds_what_was_used_last_leaves_for_what_is_needed_soon() -> None:
+    program = round_of([610, 620, 700], clean=(600, 950, 960, 999))
+    program.view.used = [page(99, 600)]
+    program.prefetcher.choose(program.view, ())
+    program.view.used = [page(99, 605)]
+    found = program.prefetcher.choose(program.view, ())
+    assert found == Prefetch([1060, 1050], [0, 1])  # not 999, which is in use, nor 600, which comes soon
+
+
+def test_at_the_end_of_a_round_the_next_begins_soon() -> None:
+    """Page 0 was used at the beginning of this round, and left; page 1010 was used there, too, and stays."""
+    program = round_of([905, 950], clean=(910, 960))
+    for last_use in (885, 890):
+        program.view.tick += 1
+        program.view.used = [page(99, last_use)]
+        found = program.prefetcher.choose(program.view, ())
+    assert found == Prefetch([1060], [0])
+
+
+def test_a_program_that_comes_back_within_its_step_goes_in_no_rounds() -> None:
+    program = round_of([610, 620], clean=(950,))
+    program.uses(600)
+    assert program.prefetcher.goes_round(program.view)
+    program.uses(920, nbytes=LIMIT)
+    assert not program.prefetcher.goes_round(program.view)
+
+
 # -- what is copied down ---------------------------------------------------------------------------------------------
 
 
@@ -134,6 +173,19 @@ def forward_and_backward(layers: int) -> Trace:
     return traced([*forward, *backward], nbytes=10)
 
 
+def inference(layers: int) -> Trace:
+    """Each layer has a weight of 100 bytes, and four operations on small results, of which the first uses it."""
+    ops = []
+    last = layers
+    for layer in range(layers):
+        for first in (True, False, False, False):
+            ops.append(Op([layer, last] if first else [last], [last + 1]))
+            last += 1
+    trace = traced(ops, [*range(layers), layers], nbytes=10)
+    pages = [page._replace(nbytes=100) if number < layers else page for number, page in enumerate(trace.pages)]
+    return Trace(tuple(pages), trace.ops)
+
+
 def in_any_order(pages: int, seed: int) -> Trace:
     draw = Random(seed)
     return traced([Op([draw.randrange(pages)]) for _ in range(400)], range(pages), nbytes=10)
@@ -154,6 +206,24 @@ def test_copies_take_less_time_from_a_step() -> None:
     assert ahead.peak_bytes <= limit
     assert ahead.evicted_bytes <= waiting.evicted_bytes + limit / 8
     assert ahead.fetched_bytes <= waiting.fetched_bytes
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_inference_fetches_what_does_not_fit_and_hides_it(clean: bool) -> None:
+    """Whether weights have a lower copy from the start, as those of files, or not."""
+    trace = inference(64)
+    limit = 64 * 100 * 3 // 4
+    links = LinkSpeeds(20.0, 20.0, 20.0, 20.0)
+    simulator = Simulator(trace, limit, {Tier.HOST: 10**6}, links, Reactive())
+    simulator.step()
+    if clean:
+        simulator.pager.limit = 500
+        simulator.step()
+        simulator.pager.limit = limit
+    for _ in range(4):
+        step = simulator.step()
+    assert step.fetched_bytes <= 64 * 100 // 4 + 16 * 100  # and what is in use, or needed soon
+    assert step.seconds <= 1.02 * trace.seconds
 
 
 def test_a_program_without_order_loses_little() -> None:

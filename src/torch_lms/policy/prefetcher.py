@@ -1,8 +1,9 @@
 """What may move before it must, without a plan: a step goes forward, and then backward."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
+from operator import attrgetter
 
 from torch_lms.policy.base import Prefetch, View
 from torch_lms.residency import Page, PageId
@@ -14,14 +15,24 @@ steps take about as long, but move more; with a sixteenth they take longer."""
 _SPARED = 1 / 4
 """Of the limit: so much room is left for what the program creates. Were pages fetched into it, others would leave."""
 
-_LONG_AGO = 16
+LONG_AGO = 16
 """Operations after which a page is not in use any more: its next use shows where in its step the program is."""
 
 _REMEMBERED = 4
 """So many of these uses show in which direction it goes."""
 
+_SOON = 32
+"""Operations until a page is needed for which others leave that have been used in this round."""
+
+_SELDOM = 1 / 8
+"""Of the bytes that come back: if no more do so within the same step, the program goes in rounds."""
+
 _WINDOW = 256
 """Of the pages that are away, so many are looked at."""
+
+
+last_use = attrgetter("last_use")
+"""Tells when a page was used last."""
 
 
 class _Course:
@@ -33,6 +44,7 @@ class _Course:
 
     def __init__(self, is_backward: bool) -> None:
         self._is_backward = is_backward
+        self.nbytes = 0
         self._position = 0
         self._uses: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
@@ -41,10 +53,12 @@ class _Course:
         if self._uses and self._goes_on(self._uses[-1][0], page.last_use):
             self._position = page.last_use
         self._uses.append((page.last_use, page.nbytes))
+        self.nbytes += page.nbytes
 
     def forget(self) -> None:
         """What was so far does not count any more."""
         self._uses.clear()
+        self.nbytes = 0
 
     @property
     def is_taken(self) -> bool:
@@ -63,7 +77,11 @@ class _Course:
         """Pages of ``away``, the first to be used first. In ``away`` those that left first come first."""
         pages: Iterable[Page] = reversed(away.values()) if self._is_backward else away.values()
         to_come = [page for page in islice(pages, _WINDOW) if not self._goes_on(page.last_use, self._position)]
-        return sorted(to_come, key=lambda page: page.last_use, reverse=self._is_backward)
+        return sorted(to_come, key=last_use, reverse=self._is_backward)
+
+    def is_soon(self, page: Page) -> bool:
+        """Whether the program comes to ``page`` within a few operations, if it goes on as the last time."""
+        return abs(page.last_use - self._position) <= _SOON
 
     def _goes_on(self, before: int, after: int) -> bool:
         return after < before if self._is_backward else after > before
@@ -78,12 +96,17 @@ class Prefetcher:
 
     The next victims are copied down beside the operations, so that they leave without a wait. But as long as nothing is
     away, all may fit, and nothing is copied.
+
+    A program goes in rounds if it comes back to its pages once a step, as inference does to weights. What it has just
+    used is needed last then, and may leave for what is needed soon.
     """
 
     def __init__(self) -> None:
+        self._was_round = False
         self._backward = _Course(is_backward=True)
         self._forward = _Course(is_backward=False)
         self._step_began = 0
+        self._rooms: deque[int] = deque(maxlen=LONG_AGO)
 
     def choose(self, view: View, dirty: Iterable[Page]) -> Prefetch | None:
         """What to start beside the operation that begins.
@@ -95,19 +118,48 @@ class Prefetcher:
         if not view.away:
             return None
         self._follow(view)
-        evict = [page.id for page in _to_copy(view, dirty)]
-        fetch = [page.id for page in self._to_fetch(view)]
-        return Prefetch(evict, fetch) if evict or fetch else None
+        if self.goes_round(view):
+            evict, fetch = self._in_round(view)
+        else:
+            evict, fetch = list(_to_copy(view, dirty)), list(self._to_fetch(view))
+        return Prefetch(_ids(evict), _ids(fetch)) if evict or fetch else None
 
     def _follow(self, view: View) -> None:
         """Note what the program uses now."""
         if self._step_began != view.step_began:
             self._step_began = view.step_began
+            self._was_round = self._backward.nbytes <= _SELDOM * self._forward.nbytes > 0
             self._backward.forget()
             self._forward.forget()
+        self._rooms.append(view.room)
         for page in view.used:
-            if view.tick - page.last_use >= _LONG_AGO:
+            if view.tick - page.last_use >= LONG_AGO:
                 self._course_of(page).came_to(page)
+
+    def goes_round(self, view: View) -> bool:
+        """Whether the program goes in rounds: so did the step before, and this one so far."""
+        return self._was_round and self._backward.nbytes <= _SELDOM * view.limit
+
+    def _in_round(self, view: View) -> tuple[list[Page], list[Page]]:
+        """Pages that have been used in this round, and those that are needed soon in their place."""
+        leaving: list[Page] = []
+        coming: list[Page] = []
+        soon = [page for page in self._forward.next_of(view.away) if self._forward.is_soon(page)]
+        if not soon:
+            return leaving, coming
+        idle = not_in_use(view.clean, view.tick)
+        used = [page for page in idle if page.last_use > view.step_began and not self._forward.is_soon(page)]
+        used.sort(key=last_use)
+        room = max(0, min(self._rooms))
+        for page in soon:
+            while room < page.nbytes and used:
+                leaving.append(used.pop())
+                room += leaving[-1].nbytes
+            if room < page.nbytes:
+                break
+            room -= page.nbytes
+            coming.append(page)
+        return leaving, coming
 
     def _course_of(self, page: Page) -> _Course:
         return self._backward if page.last_use > self._step_began else self._forward
@@ -127,16 +179,25 @@ class Prefetcher:
                 yield page
 
 
+def _ids(pages: list[Page]) -> list[PageId]:
+    return [page.id for page in pages]
+
+
+def not_in_use(pages: Mapping[PageId, Page], tick: int) -> list[Page]:
+    """Those not used lately."""
+    return [page for page in pages.values() if tick - page.last_use >= LONG_AGO]
+
+
 def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:
     """The next victims, until there is the reserve, to the nearest page. What was used lately is none of either."""
     missing = _RESERVE * view.limit - view.room
     if missing <= 0:
         return
     missing -= sum(page.nbytes for page in view.evicting.values())
-    missing -= sum(page.nbytes for page in view.clean.values() if view.tick - page.last_use >= _LONG_AGO)
+    missing -= sum(page.nbytes for page in not_in_use(view.clean, view.tick))
     for page in dirty:
         if missing < page.nbytes / 2:
             return
-        if view.tick - page.last_use >= _LONG_AGO:
+        if view.tick - page.last_use >= LONG_AGO:
             missing -= page.nbytes
             yield page

@@ -3,12 +3,8 @@
 from collections.abc import Iterator
 
 from torch_lms.policy.base import Policy, Prefetch, View
-from torch_lms.policy.prefetcher import Prefetcher
+from torch_lms.policy.prefetcher import Prefetcher, last_use, not_in_use
 from torch_lms.residency import Page
-
-_RECENT = 16
-"""Operations for which a clean page is spared: one just fetched is about to be used (a view of it was taken, or its
-operation is one of a few on the same tensor), and would only be fetched again."""
 
 _WINDOW = 32
 """How many of the longest inactive pages are weighed against each other: no sweep over all pages per operation."""
@@ -27,7 +23,10 @@ class Reactive(Policy):
         return "reactive"
 
     def victims(self, view: View) -> Iterator[Page]:
-        yield from [page for page in view.clean.values() if view.tick - page.last_use >= _RECENT]
+        clean = not_in_use(view.clean, view.tick)
+        if self._prefetcher.goes_round(view):
+            clean.sort(key=last_use, reverse=True)
+        yield from clean
         yield from list(view.evicting.values())
         yield from _dirty(view)
         yield from list(view.clean.values())
