@@ -44,10 +44,13 @@ class Program:
 
 
 def copied(room: int, clean: list[Page], dirty: list[Page], evicting: list[Page] | None = None) -> list[int]:
+    """What is copied down where somebody has asked for room."""
     by_number = {page.id: page for page in clean}
     under_way = {page.id: page for page in evicting or []}
     view = View(by_number, {}, 1000, under_way, away={99: page(99)}, limit=LIMIT, room=room)
-    found = Prefetcher().choose(view, dirty)
+    prefetcher = Prefetcher()
+    prefetcher.ran_short()
+    found = prefetcher.choose(view, dirty)
     return [] if found is None else list(found.evict)
 
 
@@ -151,9 +154,17 @@ def test_what_the_operation_needs_comes_first() -> None:
     assert copied(-100, [], [page(number) for number in range(9)]) == [0, 1]
 
 
-def test_as_long_as_nothing_is_away_nothing_is_copied() -> None:
-    view = View({}, {}, 1000, limit=LIMIT, room=0)
-    assert Prefetcher().choose(view, [page(1)]) is None
+def test_as_long_as_nobody_asks_for_room_nothing_is_copied() -> None:
+    """In this step or the one before: what is away may be so for good."""
+    view = View({}, {}, 1000, away={99: page(99)}, limit=LIMIT, room=0)
+    prefetcher = Prefetcher()
+    assert prefetcher.choose(view, [page(1)]) is None
+    prefetcher.ran_short()
+    assert prefetcher.choose(view, [page(1)]) == Prefetch([1], [])
+    view.step_began = 900
+    assert prefetcher.choose(view, [page(1)]) == Prefetch([1], [])
+    view.step_began = 950
+    assert prefetcher.choose(view, [page(1)]) is None
 
 
 # -- what that is worth ----------------------------------------------------------------------------------------------

@@ -94,19 +94,25 @@ class Prefetcher:
     the order in which it was used, as weights and an optimizer's state do. As far as the program goes by that, pages
     are fetched while there is room.
 
-    The next victims are copied down beside the operations, so that they leave without a wait. But as long as nothing is
-    away, all may fit, and nothing is copied.
+    The next victims are copied down beside the operations, so that they leave without a wait. But as long as nobody has
+    asked for room, in this step or the one before, all may fit, and nothing is copied.
 
     A program goes in rounds if it comes back to its pages once a step, as inference does to weights. What it has just
     used is needed last then, and may leave for what is needed soon.
     """
 
     def __init__(self) -> None:
+        self._is_short = False
+        self._was_short = False
         self._was_round = False
         self._backward = _Course(is_backward=True)
         self._forward = _Course(is_backward=False)
         self._step_began = 0
         self._rooms: deque[int] = deque(maxlen=LONG_AGO)
+
+    def ran_short(self) -> None:
+        """Somebody asks for room."""
+        self._is_short = True
 
     def choose(self, view: View, dirty: Iterable[Page]) -> Prefetch | None:
         """What to start beside the operation that begins.
@@ -121,13 +127,15 @@ class Prefetcher:
         if self.goes_round(view):
             evict, fetch = self._in_round(view)
         else:
-            evict, fetch = list(_to_copy(view, dirty)), list(self._to_fetch(view))
+            evict = list(_to_copy(view, dirty)) if self._is_short or self._was_short else []
+            fetch = list(self._to_fetch(view))
         return Prefetch(_ids(evict), _ids(fetch)) if evict or fetch else None
 
     def _follow(self, view: View) -> None:
         """Note what the program uses now."""
         if self._step_began != view.step_began:
             self._step_began = view.step_began
+            self._was_short, self._is_short = self._is_short, False
             self._was_round = self._backward.nbytes <= _SELDOM * self._forward.nbytes > 0
             self._backward.forget()
             self._forward.forget()

@@ -23,6 +23,7 @@ class Reactive(Policy):
         return "reactive"
 
     def victims(self, view: View) -> Iterator[Page]:
+        self._prefetcher.ran_short()
         clean = not_in_use(view.clean, view.tick)
         if self._prefetcher.goes_round(view):
             clean.sort(key=last_use, reverse=True)
