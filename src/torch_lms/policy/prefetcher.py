@@ -156,7 +156,7 @@ class Prefetcher:
         if not soon:
             return leaving, coming
         idle = not_in_use(view.clean, view.tick)
-        used = [page for page in idle if page.last_use > view.step_began and not self._forward.is_soon(page)]
+        used = [page for page in idle if self._is_of_this_step(page) and not self._forward.is_soon(page)]
         used.sort(key=last_use)
         room = max(0, min(self._rooms))
         for page in soon:
@@ -170,7 +170,10 @@ class Prefetcher:
         return leaving, coming
 
     def _course_of(self, page: Page) -> _Course:
-        return self._backward if page.last_use > self._step_began else self._forward
+        return self._backward if self._is_of_this_step(page) else self._forward
+
+    def _is_of_this_step(self, page: Page) -> bool:
+        return page.last_use > self._step_began
 
     def _to_fetch(self, view: View) -> Iterator[Page]:
         """Pages that are needed next."""

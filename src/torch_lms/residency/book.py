@@ -72,6 +72,7 @@ class Book:
         ledger: bytes by place.
         clean, evicting, dirty: the candidates by state, the oldest first (dirty ones are ``resident``).
         fetching: pages whose fetch has started and not finished.
+        away: pages that are in a lower tier alone, in the order in which they left.
         moved: living pages whose state changed, or whether they may leave, until somebody empties it.
     """
 
@@ -84,6 +85,7 @@ class Book:
         self.away: dict[PageId, Page] = {}
         self.moved: set[PageId] = set()
         self._candidates = {State.CLEAN: self.clean, State.EVICTING: self.evicting, State.RESIDENT: self.dirty}
+        self._unready = {State.FETCHING: self.fetching, State.EVICTED: self.away}
         self._pages: dict[PageId, Page] = {}
 
     def __getitem__(self, page_id: PageId) -> Page:
@@ -143,14 +145,10 @@ class Book:
             page.tier = None
         if before in self._candidates:
             self._candidates[before].pop(page.id, None)
-        elif before is State.FETCHING:
-            del self.fetching[page.id]
-        elif before is State.EVICTED:
-            del self.away[page.id]
-        if state is State.FETCHING:
-            self.fetching[page.id] = page
-        elif state is State.EVICTED:
-            self.away[page.id] = page
+        elif before in self._unready:
+            del self._unready[before][page.id]
+        if state in self._unready:
+            self._unready[state][page.id] = page
         elif state is State.DEAD:
             del self._pages[page.id]
             self.moved.discard(page.id)
@@ -160,18 +158,16 @@ class Book:
     def assign(self, page: Page, state: State, tier: Tier | None, has_new_copy: bool) -> None:
         """``page`` was taken to ``state`` by whoever follows a plan, with a lower copy in ``tier`` if it has one."""
         self.withdraw(page)
-        self.fetching.pop(page.id, None)
-        self.away.pop(page.id, None)
+        if page.state in self._unready:
+            del self._unready[page.state][page.id]
         self._count(page, page.state, State.DROPPED)
         page.remember(f"to {state.value} by plan")
         page.state = state
         page.tier = tier
         page.has_new_copy = has_new_copy
         self._count(page, State.DROPPED, state)
-        if state is State.FETCHING:
-            self.fetching[page.id] = page
-        elif state is State.EVICTED:
-            self.away[page.id] = page
+        if state in self._unready:
+            self._unready[state][page.id] = page
         self.offer(page)
 
     def resize(self, page: Page, nbytes: int) -> None:
@@ -326,8 +322,9 @@ class Book:
             may_be_evicted = not page.pins and not page.unpageable and page.state in self._candidates
             if self.is_candidate(page) != may_be_evicted:
                 raise InvariantError(f"{page.story}: a candidate for eviction: {self.is_candidate(page)}")
-            if (page.id in self.fetching) != (page.state is State.FETCHING):
-                raise InvariantError(f"{page.story}: taken to be fetched: {page.id in self.fetching}")
+            for state, unready in self._unready.items():
+                if (page.id in unready) != (page.state is state):
+                    raise InvariantError(f"{page.story}: taken to be '{state.value}': {page.id in unready}")
         for state, pages in self._candidates.items():
             for page in pages.values():
                 if page.state is not state or page.id not in self._pages:
