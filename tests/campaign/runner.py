@@ -64,9 +64,9 @@ class Kept:
 def run(part: Part, device: str, limit_s: float, config: Path) -> dict[str, Any]:
     """Run a part; what came of it. Its own output goes to standard error."""
     is_tiny = device == accelerator.NAME
-    environment = dict(os.environ, PYTHONUNBUFFERED="1")
-    if is_tiny:
-        environment = {**accelerator.autoloading(), "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": str(config)}
+    environment = accelerator.autoloading() | {"XDG_CONFIG_HOME": str(config)} if is_tiny else dict(os.environ)
+    # what counts are steps once there is a plan
+    environment |= {"PYTHONUNBUFFERED": "1", "TORCH_LMS_PLANNING": "at-once"}
     with tempfile.TemporaryDirectory(prefix="torch-lms-campaign-") as folder:
         found = Path(folder) / "found.json"
         command = [sys.executable, "-m", "tests.campaign.part", part.name, "--on", device]

@@ -13,7 +13,7 @@ from torch_lms.capture.work import work_of
 from torch_lms.errors import UsageError
 from torch_lms.machine import INTERPOSERS, NATIVE, PYTHON, Efficiency, default_host_costs, load
 from torch_lms.runtime import calibrate
-from torch_lms.runtime.calibrate import _asking_for, _host_costs, _interposer, _shares
+from torch_lms.runtime.calibrate import _host_costs, _interposer, _shares, plans_at_once
 from torch_lms.trace import Work
 
 ACCELERATOR = load("ac922-v100-16gb").accelerator
@@ -109,6 +109,6 @@ def test_the_environment_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv("TORCH_LMS_INTERPOSER")
         else:
             monkeypatch.setenv("TORCH_LMS_INTERPOSER", before)
-        with _asking_for(NATIVE):
+        with plans_at_once(NATIVE):
             assert os.environ["TORCH_LMS_INTERPOSER"] == NATIVE
         assert os.environ.get("TORCH_LMS_INTERPOSER") == before

@@ -169,7 +169,12 @@ def is_unadorned(tensor: torch.Tensor) -> bool:
     """The same, whatever type Python has for it."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return False
-    return not (tensor.is_conj() or tensor.is_neg() or any(getattr(tensor, "names", ())) or is_transformed(tensor))
+    return not (tensor.is_conj() or tensor.is_neg() or _has_names(tensor) or is_transformed(tensor))
+
+
+def _has_names(tensor: torch.Tensor) -> bool:
+    """From PyTorch 2.13 on no tensor has any. What is traced refuses to tell them, and has none."""
+    return hasattr(tensor, "has_names") and bool(tensor.has_names())
 
 
 def _wrapped(tensor: Any) -> list[Any]:

@@ -182,8 +182,9 @@ def _measured_allocated(case: Case, device: "torch.device") -> int:
 def _measured_s(case: Case, device: "torch.device", limit: int | None) -> float:
     """The median seconds of a step, under LMS if there is a limit."""
     import torch_lms
+    from torch_lms.runtime.calibrate import plans_at_once
 
-    with nullcontext() if limit is None else torch_lms.session(limit=limit, device=device):
+    with plans_at_once(), nullcontext() if limit is None else torch_lms.session(limit=limit, device=device):
         step = _new_step(find(case.workload), case.setting, device)
         for _ in range(_WARM_UP):
             step()

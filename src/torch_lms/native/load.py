@@ -23,9 +23,6 @@ WAYS = ("auto", "native", "python")
 KEY = "Fake"
 """The dispatch key: below autograd and below Python's own, so that it sees what modes and subclasses hand on."""
 
-_FIRST_TORCH = (2, 13)
-"""Before, the key was above Python's own."""
-
 _log = logging.getLogger("torch_lms")
 
 
@@ -94,8 +91,6 @@ def _load(builds: bool) -> tuple[Native, str]:
     """
     global _loaded
     if _loaded is None:
-        if _torch_version() < _FIRST_TORCH:
-            raise CannotBuild(f"PyTorch {torch.__version__} has no dispatch key for it; the first that has is 2.13")
         native, where = _from_file(builds)
         try:
             native.claim(KEY)
@@ -104,11 +99,6 @@ def _load(builds: bool) -> tuple[Native, str]:
         _keep_off_higher_order_operators()
         _loaded = native, where
     return _loaded
-
-
-def _torch_version() -> tuple[int, ...]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _from_file(builds: bool) -> tuple[Native, str]:

@@ -235,7 +235,7 @@ def _host_costs(device: torch.device) -> dict[str, HostCost]:
     """What LMS costs this host, by interposer. Of those that it does not have, the default, which says so."""
     found = {}
     for asked in (PYTHON, NATIVE):
-        with _asking_for(asked), _one_thread():
+        with plans_at_once(asked), _one_thread():
             name = _interposer(device)
             if name == asked:
                 found[name] = _host_cost(device)
@@ -244,11 +244,11 @@ def _host_costs(device: torch.device) -> dict[str, HostCost]:
 
 
 @contextmanager
-def _asking_for(interposer: str) -> Iterator[None]:
-    """Sessions begun inside are interposed so, if they can be, and have their plans at once: a step that no plan is
-    there for yet would be measured as if it had none.
+def plans_at_once(interposer: str | None = None) -> Iterator[None]:
+    """Sessions begun inside have their plans at once: a step that no plan is there for yet would be measured as if it
+    had none. They are interposed as ``interposer`` says, if they can be.
     """
-    wanted = {_INTERPOSER: interposer, _PLANNING: "at-once"}
+    wanted = {_PLANNING: "at-once"} | ({} if interposer is None else {_INTERPOSER: interposer})
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

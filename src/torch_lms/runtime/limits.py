@@ -57,6 +57,8 @@ def _of_accelerator(device: torch.device) -> AutoLimit:
     module = torch.get_device_module(device)
     if not tells_memory(device):
         raise UsageError(f'{device.type} devices do not tell their memory, and cannot be paged: choose device="cpu"')
+    if device.index is None:  # CUDA's per-process fraction is told of numbered devices only
+        device = torch.device(device.type, module.current_device())
     free, total = module.mem_get_info(device)
     fraction = getattr(module, "get_per_process_memory_fraction", lambda _: 1.0)(device)
     allowed, reserved = int(total * fraction), module.memory_reserved(device)

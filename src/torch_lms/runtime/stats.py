@@ -126,6 +126,11 @@ class Stats:
             lines.append(f"  NOT EXACT      pieces of {', '.join(self.inexact)} may be rounded in another way")
         return lines
 
+    def _of_another_device(self) -> list[str]:
+        if self.demand_bytes or not self.steps:
+            return []
+        return ['  nothing of it  was on the device that LMS manages: enable(device=...) says which, as device="cpu"']
+
     def _of_outputs(self) -> list[str]:
         if not self.held_outputs:
             return []
@@ -152,6 +157,7 @@ class Stats:
                 f"{format_seconds(self.stall_s)} waited "
                 f"({self.hidden_fraction:.0%} of the copies' time was hidden)",
                 f"  cannot move    {unpaged}",
+                *self._of_another_device(),
                 *self._of_pieces(),
                 *self._of_outputs(),
             )

@@ -3,6 +3,7 @@
 #include <ATen/core/List.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
 #include <pthread.h>
@@ -78,9 +79,9 @@ void Interposer::claim(const std::string& key) {
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
   below_ = c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, wanted);
   using Keys = c10::DispatchKeySet;
-  above_ = Keys(Keys::FULL) ^ (Keys(Keys::FULL_AFTER, c10::DispatchKey::Python) | Keys(c10::DispatchKey::Python));
+  above_python_ = Keys(Keys::FULL) ^ (Keys(Keys::FULL_AFTER, c10::DispatchKey::Python) | Keys(c10::DispatchKey::Python));
   // Kernels that are made of other operators count on these, where a tensor is to be read as conjugated or negated.
-  above_ = above_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  above_ = above_python_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   key_ = wanted;
   static const int forks = pthread_atfork(
       [] { interposer().lock.lock(); }, [] { interposer().lock.unlock(); }, [] { interposer().lock.unlock(); });
@@ -240,6 +241,10 @@ void Interposer::operator()(
     handle.redispatchBoxed(below, stack);
     return;
   }
+  if (below.has(c10::DispatchKey::Python)) {
+    hand_to_modes(handle, stack);
+    return;
+  }
   const Operator& op = describe(handle);
   if (asks_python) {
     run_in_python(handle, below, stack);
@@ -252,6 +257,13 @@ void Interposer::operator()(
   } else {
     run_in_python(handle, below, stack);
   }
+}
+
+// Before PyTorch 2.13 Python's key lies below ours, and its kernel closes all that lies above. So modes and subclasses are
+// called here, with our key left open: what they hand on comes here again.
+void Interposer::hand_to_modes(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_python_ - c10::DispatchKeySet(key_)};
+  (*getPyInterpreter())->dispatch(handle, stack);
 }
 
 void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {

@@ -181,6 +181,7 @@ class Interposer {
   std::shared_ptr<Owner> owner();  // null if the session has just ended
   Running& running();
   const Operator& describe(const c10::OperatorHandle& op);
+  void hand_to_modes(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
@@ -203,7 +204,8 @@ class Interposer {
 
   c10::DispatchKey key_ = c10::DispatchKey::Undefined;
   c10::DispatchKeySet below_;
-  c10::DispatchKeySet above_;  // what has had its turn before PyTorch's dispatch modes
+  c10::DispatchKeySet above_python_;  // what has had its turn before PyTorch's dispatch modes
+  c10::DispatchKeySet above_;  // the same, but for what kernels count on
   std::shared_ptr<Owner> owner_;
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
   std::unordered_map<std::string, int> names_;
