@@ -127,6 +127,11 @@ def max_memory_reserved(device: Any = None) -> int:
     return _figure("peak_reserved", device)
 
 
+def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
+    counts = {"current": "allocated", "peak": "peak_allocated", "freed": "freed"}
+    return {"allocated_bytes": {"all": {name: _figure(figure, device) for name, figure in counts.items()}}}
+
+
 def reset_peak_memory_stats(device: Any = None) -> None:
     _native.reset_peaks(_index(device))
 

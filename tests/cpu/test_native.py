@@ -316,7 +316,7 @@ def test_operations_of_a_plan_pass_without_python(is_auto: bool, monkeypatch: py
         engine = api.current_session()._default.engine
         if is_auto:
             monkeypatch.setattr(engine, "_is_auto", True)
-            monkeypatch.setattr(engine, "_ask_free", lambda: limit - engine.pager.book.ledger.device)
+            monkeypatch.setattr(engine, "_ask_free", lambda _: limit - engine.pager.book.ledger.device)
         for _ in range(4):
             step()
         monkeypatch.setattr(Engine, "op_begins", counted)

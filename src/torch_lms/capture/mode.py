@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -20,7 +20,7 @@ from torch_lms.capture.pieces.run import Pieces
 from torch_lms.capture.pieces.table import Alias, TileTable, alias_by_memory
 from torch_lms.capture.registry import Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sizes import Sizes, result_device
+from torch_lms.capture.sizes import Firsts, Sizes, result_device
 from torch_lms.capture.tensors import (
     has_bytes,
     has_storage,
@@ -80,6 +80,7 @@ class LmsMode(TorchDispatchMode):
         self._fast_path = owner.fast_path
         self._find = owner.find
         self._sizes = Sizes(self._may_be_page)
+        self._searches = Firsts()
         self._left_out = threading.local()
         self._seen = seen or (lambda: self)
         self.tiles = TileTable(owner, self._seen, alias or alias_by_memory)
@@ -190,6 +191,8 @@ class LmsMode(TorchDispatchMode):
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether an operation may run at once: on the fast path, or without pages, used or made."""
+        if pages and self._is_new_search(func, info, args, kwargs):
+            return False
         if self._fast_path.is_open:
             return not pages or (not self._is_large(func, info, pages, args, kwargs) and self._fast_path.enter(pages))
         return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
@@ -275,10 +278,15 @@ class LmsMode(TorchDispatchMode):
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info
-        owner.begin(op, op.entries, op.new_bytes)
+        is_search = bool(op.entries) and self._is_new_search(op.func, info, op.args, op.kwargs)
+        room = owner.room_to_search(op.entries, op.new_bytes) if is_search else 0
+        owner.begin(op, op.entries, op.new_bytes + room)
         written = op.entries
         try:
-            result = self._noticed(self._call(op), info)
+            with owner.searching(str(op), op.entries) if is_search else nullcontext():
+                result = self._noticed(self._call(op), info)
+            if is_search:
+                self._searches.made(op.func, info, op.args, op.kwargs)
             if op.call is not None:
                 op.call.made(result, self._find)
             if info.collective and (is_over := finish_of(result)) is not None:
@@ -290,6 +298,10 @@ class LmsMode(TorchDispatchMode):
         finally:
             owner.end(op.entries, written)
         return result
+
+    def _is_new_search(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is the first of its kind that chooses an algorithm by what is free on an accelerator."""
+        return info.searches and self._owner.kind != "cpu" and self._searches.is_first(func, info, args, kwargs)
 
     def _kept(self, op: "_Op", result: Any) -> list[Entry]:
         """What PyTorch goes on using, unseen, after ``op`` has returned ``result``."""

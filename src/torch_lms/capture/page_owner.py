@@ -190,6 +190,14 @@ class PageOwner(ABC):
         """That can be allocated on ``device`` now, beside the pages."""
 
     @abstractmethod
+    def room_to_search(self, entries: list[Entry], new_bytes: int) -> int:
+        """Bytes to make free beside ``new_bytes`` for an operation that chooses its algorithm by what is free (N28)."""
+
+    @abstractmethod
+    def searching(self, op: str, entries: list[Entry]) -> AbstractContextManager[None]:
+        """Inside, such an operation runs: what it takes beside its pages is left free from now on."""
+
+    @abstractmethod
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         """``entries`` are used until ``is_over()``, though their operation has returned."""
 

@@ -32,6 +32,7 @@ class Described(NamedTuple):
         is_empty: its result is memory as it came, and C++ may fill it unseen.
         is_seeded: it draws random numbers.
         takes_lists: of tensors, and treats each index by itself.
+        searches: it chooses an algorithm by the memory that it finds free.
     """
 
     passage: Passage
@@ -40,13 +41,15 @@ class Described(NamedTuple):
     is_empty: bool
     is_seeded: bool
     takes_lists: bool
+    searches: bool
 
 
 def described(func: Any) -> Described:
     """What the native interposer must know of ``func``."""
     info = describe(func)
     writes = [position for position, _ in info.writes]
-    return Described(_passage(func, info), info.name, writes, info.empty, info.seeded, bool(info.list_args))
+    flags = info.empty, info.seeded, bool(info.list_args), info.searches
+    return Described(_passage(func, info), info.name, writes, *flags)
 
 
 def _passage(func: Any, info: OpInfo) -> Passage:

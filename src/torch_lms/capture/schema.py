@@ -133,6 +133,7 @@ class OpInfo:
         retypes: its result may show a storage as another type than before.
         pointwise: it treats each element by itself.
         repeatable: called again with the same, it gives the same bits.
+        searches: it chooses an algorithm by the memory that it finds free (N28).
         is_simple: nothing need be known of its tensors but which storages they are views of.
     """
 
@@ -153,6 +154,7 @@ class OpInfo:
     retypes: bool
     pointwise: bool
     repeatable: bool
+    searches: bool
     is_simple: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,6 +225,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         retypes=schema.name in _RETYPING or func.name() in _RETYPING,
         pointwise=torch.Tag.pointwise in func.tags,
         repeatable=_is_repeatable(func),
+        searches="convolution" in schema.name,
     )
 
 
@@ -313,4 +316,5 @@ def _opaque(func: Any) -> OpInfo:
         retypes=False,
         pointwise=False,
         repeatable=False,
+        searches=False,
     )

@@ -4,6 +4,7 @@
 bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses it, too.
 """
 
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -77,6 +78,25 @@ class Sizes:
         if len(self._known) >= _MAX_SIGNATURES:
             self._known.clear()
         self._known[key] = nbytes
+
+
+class Firsts:
+    """Which calls are the first of their signature on their thread."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+
+    def is_first(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether none was ``made`` before. One whose arguments cannot be compared is none."""
+        with suppress(*_NO_KEY):
+            return (threading.get_ident(), _key(func, info, args, kwargs)) not in self._seen
+        return False
+
+    def made(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The next such call is not the first."""
+        if len(self._seen) >= _MAX_SIGNATURES:
+            self._seen.clear()
+        self._seen.add((threading.get_ident(), _key(func, info, args, kwargs)))
 
 
 def _key(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -136,7 +136,7 @@ class Engine:
         limit: bytes of the device that pages may occupy; None to ask ``ask_free`` how many it can hold.
         plans: knows plans for the steps to come; None if there are never any.
         recompute: whether plans may have pages recomputed.
-        ask_free: tells how many bytes more the device can hold.
+        ask_free: tells how many bytes more the device can hold beside a workspace.
         before_moving: called before any page may be evicted or fetched.
 
     Attributes:
@@ -154,7 +154,7 @@ class Engine:
         *,
         plans: Plans | None = None,
         recompute: bool = False,
-        ask_free: Callable[[], int] | None = None,
+        ask_free: Callable[[int], int] | None = None,
         before_moving: Callable[[], None] = lambda: None,
     ) -> None:
         self.pager = Pager(0 if limit is None else limit, policy, backend.tiers)
@@ -169,6 +169,7 @@ class Engine:
         self._before_moving = before_moving
         self._is_auto = limit is None
         self._ceiling: int | None = None
+        self._workspace_bytes = 0
         self._ran_out_at = 0
         self._refreshed_at = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
@@ -508,7 +509,7 @@ class Engine:
         now = time.monotonic()
         if now - self._refreshed_at >= at_most_every_s:
             self._refreshed_at = now
-            limit = self.pager.book.ledger.device + self._ask_free()
+            limit = self.pager.book.ledger.device + self._ask_free(self._workspace_bytes)
             self.set_soft_limit(limit if self._ceiling is None else min(limit, self._ceiling))
 
     def set_limit(self, nbytes: int) -> None:
@@ -520,6 +521,16 @@ class Engine:
     def set_soft_limit(self, nbytes: int) -> None:
         """From now on pages may occupy ``nbytes``, until more is known."""
         self._tell(self.pager.limit_changed(nbytes))
+
+    def leave_free(self, nbytes: int) -> None:
+        """An operation took ``nbytes`` beside pages, and takes another algorithm where it cannot have them (N28)."""
+        if nbytes <= self._workspace_bytes or self._ask_free is None:
+            return
+        self._workspace_bytes = nbytes
+        self.refresh_limit()
+        most = self.pager.book.ledger.device + self._ask_free(nbytes)
+        if most < self.pager.limit:
+            self.set_soft_limit(most)
 
     def learn_from_failure(self, new_bytes: int) -> None:
         """Memory ran out within the limit: what is not a page needs more than the margin. Promise less from now on."""

@@ -250,7 +250,7 @@ def new_backend(
         options.limit,
         plans=backend.plans,
         recompute=options.recompute and options.policy == "planned",
-        ask_free=lambda: auto_limit(device).nbytes,
+        ask_free=lambda workspace_bytes: auto_limit(device, workspace_bytes).nbytes,
         before_moving=before_moving,
     )
     return backend

@@ -36,13 +36,17 @@ def tells_memory(device: torch.device) -> bool:
     return all(hasattr(torch.get_device_module(device), name) for name in _FIGURES)
 
 
-def auto_limit(device: torch.device) -> AutoLimit:
+def auto_limit(device: torch.device, workspace_bytes: int = 0) -> AutoLimit:
     """What ``device`` can still hold now, less a margin.
+
+    Args:
+        device: of any kind.
+        workspace_bytes: an accelerator has to have room for, at once.
 
     Raises:
         UsageError: PyTorch has no figures of such a device.
     """
-    return _of_host() if device.type == "cpu" else _of_accelerator(device)
+    return _of_host() if device.type == "cpu" else _of_accelerator(device, workspace_bytes)
 
 
 def _of_host() -> AutoLimit:
@@ -53,7 +57,7 @@ def _of_host() -> AutoLimit:
     return AutoLimit(free - kept, name, wholes.get(name) or memory.total)
 
 
-def _of_accelerator(device: torch.device) -> AutoLimit:
+def _of_accelerator(device: torch.device, workspace_bytes: int) -> AutoLimit:
     module = torch.get_device_module(device)
     if not tells_memory(device):
         raise UsageError(f'{device.type} devices do not tell their memory, and cannot be paged: choose device="cpu"')
@@ -65,4 +69,5 @@ def _of_accelerator(device: torch.device) -> AutoLimit:
     reason = "device memory" if fraction >= 1 else f"per-process fraction {fraction:.3g} of device memory"
     cached = reserved - module.memory_allocated(device)
     left = min(free, max(0, allowed - reserved)) + cached
-    return AutoLimit(max(0, left - margin(allowed)), reason, allowed)
+    kept = max(margin(allowed), workspace_bytes + margin(allowed) // 2)
+    return AutoLimit(max(0, left - kept), reason, allowed)

@@ -263,6 +263,7 @@ class Allocator final : public c10::DeviceAllocator {
     Block* block = found->second;
     blocks_.erase(found);
     auto& device = devices_.at(block->device);
+    device.figures.freed += block->nbytes;
     device.figures.allocated -= block->nbytes; // though others may still use it: as CUDA's allocator counts
     if (block->others.empty()) {
       cache(device, block);

@@ -17,6 +17,7 @@ struct Figures {
   size_t reserved;
   size_t peak_allocated;
   size_t peak_reserved;
+  size_t freed;
 };
 
 // The same bytes at an address that kernels and copies may use. Whoever asks is one of these.

@@ -212,6 +212,7 @@ py::dict memory_figures(c10::DeviceIndex device) {
   found["reserved"] = now.reserved;
   found["peak_allocated"] = now.peak_allocated;
   found["peak_reserved"] = now.peak_reserved;
+  found["freed"] = now.freed;
   return found;
 }
 

@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include <unordered_set>
 #include <utility>
 
 namespace torch_lms {
@@ -26,6 +27,8 @@ constexpr c10::DispatchKeySet peculiar_keys({
     c10::DispatchKey::Functionalize,
     c10::DispatchKey::ZeroTensor,
 });
+
+constexpr size_t most_searches = 20'000;  // known of a thread: a program whose shapes never repeat must not grow
 
 bool is_strided(const at::TensorImpl& tensor) {
   return tensor.has_storage() && tensor.layout() == c10::kStrided && !tensor.is_nested();
@@ -92,6 +95,7 @@ void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
   std::lock_guard<std::mutex> held(lock);
   settings = chosen;
   owner_ = std::move(owner);
+  ++sessions_;
   pages = Pages();
   entered = 0;
   streams.clear();
@@ -252,11 +256,33 @@ void Interposer::operator()(
     handle.redispatchBoxed(below, stack);
   } else if (op.passage == Passage::view && are_strided(handle, *stack)) {
     run_view(handle, below, stack);
-  } else if (op.passage == Passage::plain && (is_open || is_following)) {
+  } else if (op.passage == Passage::plain && (is_open || is_following) && !is_new_search(op, handle, *stack)) {
     run_plain(op, handle, below, stack);
   } else {
     run_in_python(handle, below, stack);
   }
+}
+
+// Whether Python has to make room for a choice of algorithm: the first on this thread for such arguments, as cuDNN has it.
+bool Interposer::is_new_search(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) const {
+  if (!op.searches || settings.device_type == c10::kCPU) {
+    return false;
+  }
+  thread_local std::unordered_set<size_t> known;
+  size_t signature = c10::get_hash(sessions_, &op);
+  for (const auto& value : arguments_of(handle, stack)) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor& tensor = value.toTensor();
+      signature = c10::get_hash(signature, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec());
+    } else if (value.isIntList()) {
+      signature = c10::get_hash(signature, value.toIntVector());
+    }
+  }
+  if (known.size() >= most_searches) {
+    known.clear();
+  }
+  return known.insert(signature).second;
 }
 
 // Before PyTorch 2.13 Python's key lies below ours, and its kernel closes all that lies above. So modes and subclasses are

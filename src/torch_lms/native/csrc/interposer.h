@@ -38,6 +38,7 @@ struct Operator {
   bool is_empty;               // its result is memory as it came, and C++ may fill it unseen
   bool is_seeded;              // it draws random numbers
   bool takes_lists;            // of tensors, and treats each index by itself
+  bool searches;               // it chooses an algorithm by the memory that it finds free
 
   bool is_repeatable() const {  // run again after memory ran out, it gives what it would have given at first
     return writes.empty() && !is_seeded;
@@ -181,6 +182,7 @@ class Interposer {
   std::shared_ptr<Owner> owner();  // null if the session has just ended
   Running& running();
   const Operator& describe(const c10::OperatorHandle& op);
+  bool is_new_search(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) const;
   void hand_to_modes(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
@@ -204,6 +206,7 @@ class Interposer {
 
   c10::DispatchKey key_ = c10::DispatchKey::Undefined;
   c10::DispatchKeySet below_;
+  int64_t sessions_ = 0;  // begun so far
   c10::DispatchKeySet above_python_;  // what has had its turn before PyTorch's dispatch modes
   c10::DispatchKeySet above_;  // the same, but for what kernels count on
   std::shared_ptr<Owner> owner_;

@@ -1,0 +1,80 @@
+"""Operations that choose an algorithm by the memory that they find free, as cuDNN's convolutions do (N28)."""
+
+import logging
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import torch_lms
+from torch_lms.runtime import allocator
+
+MIB = 1 << 20
+CAPACITY = 96 * MIB
+WORKSPACE = 32 * MIB
+SHAPE = (1, 4, 512, 512)
+"""A page of four MiB."""
+
+
+@pytest.fixture
+def workspace() -> int:
+    """Bytes that the best algorithm takes."""
+    return WORKSPACE
+
+
+@pytest.fixture
+def choices(
+    workspace: int, module: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[str]]:
+    """A convolution that wants a workspace, and rounds in another way without; the algorithms that it took."""
+    chosen: list[str] = []
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> torch.Tensor:
+        try:
+            torch.empty(workspace, dtype=torch.uint8, device=device)
+            chosen.append("best")
+            return x * 2
+        except torch.OutOfMemoryError:
+            allocator._failures += 1  # as CUDA's tells
+            chosen.append("other")
+            return x * 2 + 1
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("convolution_overrideable", convolution, "PrivateUse1")
+    monkeypatch.setattr("torch_lms.runtime.limits._MIN_MARGIN", MIB)
+    module.empty_cache()
+    module.set_per_process_memory_fraction(CAPACITY / module.mem_get_info(device)[1], device)
+    yield chosen
+    module.set_per_process_memory_fraction(1.0, device)
+    library._destroy()
+
+
+def layers(device: torch.device, count: int) -> list[torch.Tensor]:
+    """All inputs are kept, as autograd keeps them."""
+    weight = torch.ones(4, 4, 1, 1, device=device)
+    kept = [torch.ones(SHAPE, device=device)]
+    for _ in range(count):
+        kept.append(torch.nn.functional.conv2d(kept[-1], weight))
+    return kept
+
+
+def test_the_best_algorithm_is_found(choices: list[str], device: torch.device) -> None:
+    with torch_lms.session(min_size=1024, device=device, policy="reactive") as lms:
+        kept = layers(device, 40)
+        assert [float(tensor.flatten()[-1]) for tensor in kept] == [2.0**n for n in range(41)]
+        assert lms.stats().evictions > 0
+        assert lms.stats().limit_bytes <= CAPACITY - WORKSPACE
+        del kept
+    assert set(choices) == {"best"}
+
+
+@pytest.mark.parametrize("workspace", [2 * CAPACITY])
+def test_where_it_is_not_to_be_had_that_is_said(
+    choices: list[str], device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), torch_lms.session(min_size=1024, device=device, policy="reactive"):
+        layers(device, 8)
+    assert set(choices) == {"other"}
+    assert "aten::convolution(torch.float32[1, 4, 512, 512], torch.float32[4, 4, 1, 1]) found no room" in caplog.text
