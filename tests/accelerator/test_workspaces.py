@@ -65,7 +65,7 @@ def test_the_best_algorithm_is_found(choices: list[str], device: torch.device) -
         kept = layers(device, 40)
         assert [float(tensor.flatten()[-1]) for tensor in kept] == [2.0**n for n in range(41)]
         assert lms.stats().evictions > 0
-        assert lms.stats().limit_bytes <= CAPACITY - WORKSPACE
+        assert lms.stats().limit_bytes < CAPACITY - 0.9 * WORKSPACE
         del kept
     assert set(choices) == {"best"}
 
@@ -74,7 +74,8 @@ def test_the_best_algorithm_is_found(choices: list[str], device: torch.device) -
 def test_where_it_is_not_to_be_had_that_is_said(
     choices: list[str], device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), torch_lms.session(min_size=1024, device=device, policy="reactive"):
+    with caplog.at_level(logging.WARNING), torch_lms.session(min_size=1024, device=device, policy="reactive") as lms:
         layers(device, 8)
+        lms.step()
     assert set(choices) == {"other"}
-    assert "aten::convolution(torch.float32[1, 4, 512, 512], torch.float32[4, 4, 1, 1]) found no room" in caplog.text
+    assert "found no memory for 8 requests and went on without" in caplog.text

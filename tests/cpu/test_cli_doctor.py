@@ -192,10 +192,11 @@ def test_warns_of_a_host_smaller_than_its_device(machine: Machine) -> None:
 
 def test_warns_of_an_allocator_that_leaves_gaps(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, settings, has_gaps in (
-        ("PYTORCH_ALLOC_CONF", "", True),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", True),
-        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: True", False),
+        ("PYTORCH_ALLOC_CONF", "", False),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64", False),
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:64, expandable_segments: False", True),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", False),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", True),
         ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync", False),
     ):
         monkeypatch.setenv(name, settings)

@@ -14,7 +14,10 @@ from torch import nn
 from traffic import ADAM, MIN_SIZE, NETS, SGD, STEPS, WARM_UP, demand_of, measure, one_thread, training
 
 import torch_lms
+from torch_lms.engine import engine
 from torch_lms.report import perfetto
+from torch_lms.runtime import backend
+from torch_lms.runtime.limits import AutoLimit
 from torch_lms.trace import demand_curve, load, save
 
 
@@ -45,6 +48,26 @@ def test_planned_steps_are_equal_to_the_bit(net: str, share: int) -> None:
         lms.validate()
         assert lms.stats().planned_steps >= 2
     assert same_bits([*results, *model.state_dict().values()], expected)
+
+
+def test_a_plan_outlives_small_changes_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With limit "auto" that is asked for in every step, and other programs take some and give it back."""
+    limit = demand_of(NETS["transformer encoder with Adam"]) // 2
+    changes = itertools.cycle((0.97, 1.0, 0.98, 0.99))
+
+    def auto_limit(_device: torch.device, _workspace_bytes: int) -> AutoLimit:
+        held = torch_lms.stats().resident_bytes if torch_lms.is_enabled() else 0
+        return AutoLimit(int(limit * next(changes)) - held, "a test says so", limit)
+
+    monkeypatch.setattr(backend, "auto_limit", auto_limit)
+    monkeypatch.setattr(engine, "REFRESH_EVERY_S", 0.0)
+    _, step = NETS["transformer encoder with Adam"]()
+    with torch_lms.session(min_size=MIN_SIZE) as lms:
+        for _ in range(WARM_UP + 8):
+            step()
+        stats = lms.stats()
+    assert stats.planned_steps >= 8
+    assert stats.replans <= 1
 
 
 def test_what_planned_steps_moved_is_compared_whenever_it_is_asked_for() -> None:

@@ -283,7 +283,7 @@ class LmsMode(TorchDispatchMode):
         owner.begin(op, op.entries, op.new_bytes + room)
         written = op.entries
         try:
-            with owner.searching(str(op), op.entries) if is_search else nullcontext():
+            with owner.searching(op.entries) if is_search else nullcontext():
                 result = self._noticed(self._call(op), info)
             if is_search:
                 self._searches.made(op.func, info, op.args, op.kwargs)

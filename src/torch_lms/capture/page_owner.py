@@ -194,7 +194,7 @@ class PageOwner(ABC):
         """Bytes to make free beside ``new_bytes`` for an operation that chooses its algorithm by what is free (N28)."""
 
     @abstractmethod
-    def searching(self, op: str, entries: list[Entry]) -> AbstractContextManager[None]:
+    def searching(self, entries: list[Entry]) -> AbstractContextManager[None]:
         """Inside, such an operation runs: what it takes beside its pages is left free from now on."""
 
     @abstractmethod

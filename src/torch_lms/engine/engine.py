@@ -397,7 +397,7 @@ class Engine:
         """Plans have been made since the step began without one: follow those that it has been like so far."""
         if self._plans is None or self.record is None or not self._is_record_whole:
             return
-        self._cursors = self._plans.begin_step(self.record.living, self._limit_of_plans)
+        self._cursors = self._plans.begin_step(self.record.living, self.pager.limit)
         for cursor in self._cursors:
             self.record.retrace(cursor)
         self._forget_diverged()
@@ -436,7 +436,7 @@ class Engine:
             self.record = StepRecord(living, self._last_record)
             self._is_record_whole = True
             if self._plans is not None:
-                self._cursors = self._plans.begin_step(living, self._limit_of_plans)
+                self._cursors = self._plans.begin_step(living, self.pager.limit)
         self._follow()
 
     def _end_record(self) -> None:

@@ -2,13 +2,14 @@
 
 import os
 import weakref
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.errors import StoreFullError, UsageError
+from torch_lms.runtime.allocator import has_seen
 from torch_lms.runtime.device import StreamDevice, StreamEvent
 from torch_lms.runtime.executor import bytes_of, empty_storage, fill_storage
 from torch_lms.stores.spill_file import aligned_buffer
@@ -38,6 +39,25 @@ class _Stream:
 
     def __init__(self, native: Any) -> None:
         self.native = native
+
+
+class _On:
+    """Inside, a stream is the current one. PyTorch's own context asks each time whether there is a device at all."""
+
+    __slots__ = ("_device", "_index", "_stream", "_stream_before")
+
+    def __init__(self, index: int, stream: _Stream) -> None:
+        self._index, self._stream = index, stream
+
+    def __enter__(self) -> None:
+        self._device = torch._C._accelerator_getDeviceIndex()
+        self._stream_before = torch._C._accelerator_getStream(self._index)
+        torch._C._accelerator_setStream(self._stream.native)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._accelerator_setStream(self._stream_before)
+        if self._device != self._index:
+            torch._C._accelerator_setDeviceIndex(self._device)
 
 
 class AcceleratorDevice(StreamDevice):
@@ -76,9 +96,8 @@ class AcceleratorDevice(StreamDevice):
     def new_stream(self) -> _Stream:
         return _Stream(self._module.Stream(self.device))
 
-    def on(self, stream: _Stream) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = self._module.stream(stream.native)
-        return found
+    def on(self, stream: _Stream) -> "_On":
+        return _On(self._index, stream)
 
     def record(self, stream: _Stream) -> StreamEvent:
         event = self._module.Event(enable_timing=True)
@@ -98,11 +117,11 @@ class AcceleratorDevice(StreamDevice):
         return bool(event.query())
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: _Stream) -> None:
-        with self._module.stream(stream.native):
+        with self.on(stream):
             target.copy_(source, non_blocking=True)
 
     def allocate(self, storage: torch.UntypedStorage, nbytes: int, stream: _Stream) -> None:
-        with self._module.stream(stream.native):
+        with self.on(stream):
             fill_storage(storage, nbytes)
 
     def free(self, storage: torch.UntypedStorage) -> None:
@@ -146,6 +165,7 @@ class AcceleratorDevice(StreamDevice):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
+            has_seen(error)
             return True
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 

@@ -52,8 +52,8 @@ def _about_devices(machine: Machine) -> Iterator[str]:
     for accelerator in machine.accelerators:
         if accelerator.has_gaps:
             yield (
-                f"{accelerator.device}: PyTorch's allocator keeps freed memory in pieces that it cannot join, and "
-                "moving tensors makes many: set PYTORCH_ALLOC_CONF=expandable_segments:True before the program starts"
+                f"{accelerator.device}: PyTorch's allocator keeps freed memory in pieces that it cannot join, as the "
+                "environment asks, and moving tensors makes many: set PYTORCH_ALLOC_CONF=expandable_segments:True"
             )
     largest = max((accelerator.total_bytes for accelerator in machine.accelerators), default=0)
     if (free := machine.memory.binding()[1]) < largest:

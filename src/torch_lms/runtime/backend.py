@@ -1,8 +1,9 @@
 """The backend of a real device: performs an engine's actions on storages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -32,6 +33,9 @@ from torch_lms.runtime.plans_beside import new_planner
 from torch_lms.runtime.recompute import Recomputer
 from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.timeline import Span
+
+_WORKSPACE = 8
+"""Times the bytes of an operation, that its best algorithm may want beside them."""
 
 
 class _Unobserved:
@@ -210,6 +214,23 @@ class DeviceBackend:
         """See ``engine.Backend``."""
         if self.executor.has_streams:
             self.executor.use([self._entries[page] for page in pages])
+
+    def room_to_search(self, op_bytes: int) -> int:
+        """Bytes to make free for an operation on ``op_bytes`` that chooses an algorithm by what is free (N28)."""
+        pager = self.engine.pager
+        beside = auto_limit(self.device).nbytes - pager.room
+        return max(0, min(_WORKSPACE * op_bytes - beside, pager.limit - op_bytes))
+
+    @contextmanager
+    def searching(self, lock: AbstractContextManager[Any]) -> Iterator[None]:
+        """Inside, such an operation runs. What it takes beside its pages is left free from now on."""
+        if self.allocator is None:
+            yield
+            return
+        before = self.allocator.counted()
+        yield
+        with lock:
+            self.engine.leave_free(self.allocator.counted().most_taken_since(before))
 
     def mark(self) -> Mark:
         """See ``engine.Backend``."""

@@ -1,6 +1,5 @@
 """What this machine has: devices, memory and the limits that bind, versions, links, the place to spill."""
 
-import os
 import platform
 import re
 import resource
@@ -17,6 +16,7 @@ import torch
 
 from torch_lms.machine import HostMemory, read_host_memory
 from torch_lms.native import load
+from torch_lms.runtime.allocator import chosen_settings
 from torch_lms.runtime.bandwidth import Link, device_links, disk_links, memory_link
 from torch_lms.runtime.limits import auto_limit
 from torch_lms.stores.disk import DiskStore
@@ -51,7 +51,7 @@ class Processor:
 @dataclass(frozen=True, slots=True)
 class Accelerator:
     """``free_bytes`` is what no process holds now. ``has_gaps``: whether freed pieces of memory that lie in different
-    segments of PyTorch's allocator cannot serve one tensor; None where that is not known.
+    segments of PyTorch's allocator cannot serve one tensor in sessions; None where that is not known.
     """
 
     device: str
@@ -189,8 +189,7 @@ def _text(path: str) -> str:
 def _has_gaps(kind: str) -> bool | None:
     if kind != "cuda":
         return None
-    settings = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    return not re.search(r"expandable_segments\s*:\s*True|backend\s*:\s*cudaMallocAsync", settings)
+    return re.search(r"expandable_segments\s*:\s*False", chosen_settings()) is not None
 
 
 def processor() -> Processor:

@@ -1,6 +1,5 @@
 """A session: every storage of one kind of device becomes a page, until the session ends."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -46,13 +45,9 @@ _PIN_FIRST = (
     "`with torch_lms.pinned(tensor):`, which also counts as written what is pinned"
 )
 
-_log = logging.getLogger("torch_lms")
 
 PROOFS = "pieces.json"
 """The file in the user's cache that tells which pieces give the same bits on this machine."""
-
-_WORKSPACE = 8
-"""Times the bytes of an operation, that its best algorithm may want beside them."""
 
 
 class _Place(NamedTuple):
@@ -356,25 +351,12 @@ class Session(PageOwner):
         return auto_limit(device).nbytes
 
     def room_to_search(self, entries: list[Entry], new_bytes: int) -> int:
-        engine = entries[0].engine
         op_bytes = sum(entry.nbytes for entry in entries) + new_bytes
         with self.lock:
-            beside = self.free_bytes(self._table.home(entries[0]).device) - engine.pager.room
-            return max(0, min(_WORKSPACE * op_bytes - beside, engine.pager.limit - op_bytes))
+            return self._table.home(entries[0]).room_to_search(op_bytes)
 
-    @contextmanager
-    def searching(self, op: str, entries: list[Entry]) -> Iterator[None]:
-        backend = self._table.home(entries[0])
-        if backend.allocator is None:
-            yield
-            return
-        recoveries, before = backend.engine.recoveries, backend.allocator.counted()
-        yield
-        after = backend.allocator.counted()
-        with self.lock:
-            backend.engine.leave_free(after.most_taken_since(before))
-        if after.failures > before.failures and backend.engine.recoveries == recoveries:
-            _log.warning("%s found no room for its workspace, and may round in another way than with more memory", op)
+    def searching(self, entries: list[Entry]) -> AbstractContextManager[None]:
+        return self._table.home(entries[0]).searching(self.lock)
 
     def hold(self, entries: list[Entry], is_over: Callable[[], bool]) -> None:
         if self._is_left_alone(entries):
@@ -582,6 +564,7 @@ class Session(PageOwner):
                 backend.engine.step_ended()
                 if backend.allocator is not None:
                     backend.allocator.shed()
+                    backend.allocator.tell_of_failures()
             self._watch_all()
             if not self.mode.tiles:
                 self.fast_path.open_if_all_fits()
