@@ -2,7 +2,7 @@
 
 import gc
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,18 +39,12 @@ class Module:
 
     def __init__(self) -> None:
         self.stream_id = 0
-        self.entered: list[Any] = []
 
     def current_device(self) -> int:
         return 0
 
     def current_stream(self, device: torch.device) -> Any:
         return SimpleNamespace(stream_id=self.stream_id)
-
-    @contextmanager
-    def stream(self, stream: Any) -> Any:
-        self.entered.append(stream)
-        yield
 
 
 @pytest.fixture
@@ -133,7 +127,14 @@ def test_the_same_stream_is_always_the_same_object(device: AcceleratorDevice, mo
     assert device.current_stream() is default
 
 
-def test_copies_and_allocations_run_on_the_stream_they_are_told(device: AcceleratorDevice, module: Module) -> None:
+def test_copies_and_allocations_run_on_the_stream_they_are_told(
+    device: AcceleratorDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[Any] = []
+    monkeypatch.setattr(torch._C, "_accelerator_getDeviceIndex", lambda: 1)
+    monkeypatch.setattr(torch._C, "_accelerator_getStream", lambda index: f"the stream before of {index}")
+    monkeypatch.setattr(torch._C, "_accelerator_setStream", entered.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setDeviceIndex", entered.append)
     stream = device.current_stream()
     target, source = torch.zeros(3), torch.ones(3)
     device.copy(target, source, stream)
@@ -143,7 +144,7 @@ def test_copies_and_allocations_run_on_the_stream_they_are_told(device: Accelera
     assert storage.nbytes() == 0
     device.allocate(storage, 16, stream)
     assert storage.nbytes() == 16
-    assert module.entered == [stream.native] * 2
+    assert entered == [stream.native, "the stream before of 0", 1] * 2
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def chosen_settings() -> str:
 
 @cache
 def _prepare_cuda() -> None:
-    """Have free pieces of memory joined, unless the user has chosen. And count requests that fail: some operations go on
-    without what they asked for.
+    """Have free pieces of memory joined, unless the user has chosen. And count requests that fail: some operations go
+    on without what they asked for.
     """
 
     def failed(*_: int) -> None:
