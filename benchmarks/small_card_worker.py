@@ -69,6 +69,8 @@ def work(asked: Asked) -> None:
     """Run what was asked, with a line of JSON for each amount, until one fails."""
     device = torch.device(asked.device, 0)
     torch.accelerator.set_device_index(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # losses are compared, and attention's gradient may differ
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     module = torch.get_device_module(device)
     model = (TINY if asked.is_tiny else MODELS)[asked.model]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torch_lms.errors import StoreFullError, UsageError
+from torch_lms.runtime import allocator
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.stores.host import HostStore
 
@@ -145,6 +146,31 @@ def test_copies_and_allocations_run_on_the_stream_they_are_told(
     device.allocate(storage, 16, stream)
     assert storage.nbytes() == 16
     assert entered == [stream.native, "the stream before of 0", 1] * 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, ["expandable_segments:True"]),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, ["max_split_size_mb:64,expandable_segments:True"]),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, ["max_split_size_mb:64,expandable_segments:True"]),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, []),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, []),
+    ],
+)
+def test_free_memory_is_joined_unless_the_user_has_chosen(
+    environment: dict[str, str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    told: list[str] = []
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", lambda _: None, raising=False)
+    allocator._prepare_cuda.__wrapped__()
+    assert told == expected
 
 
 @pytest.mark.parametrize(
