@@ -437,7 +437,7 @@ Entrance Interposer::prepare(Running& self) {
   if (prepared == Prepared::followed) {
     const bool are_there = std::all_of(self.pages.begin(), self.pages.end(), [&](PageId id) {
       const Page* page = pages.find(id);
-      return page != nullptr && page->is_usable();
+      return page != nullptr && page->is_usable() && is_known_to_stream(*page);
     });
     if (!is_following || following.position() != self.position || !are_there) {
       return Entrance::python;  // another thread was quicker
@@ -638,13 +638,17 @@ bool Interposer::look_up(const at::Tensor& tensor, std::vector<Page*>& found) co
   if (page == nullptr) {
     return !may_be_page(tensor, storage);
   }
-  if (settings.has_streams && !page->may_be_used_on(current_stream(page->device))) {
+  if (page->is_usable() && !is_known_to_stream(*page)) {  // what is away becomes known as it comes back
     return false;
   }
   if (std::exchange(page->seen_by, looked_up_) != looked_up_) {
     found.push_back(page);
   }
   return true;
+}
+
+bool Interposer::is_known_to_stream(const Page& page) const {
+  return !settings.has_streams || page.may_be_used_on(current_stream(page.device));
 }
 
 StreamId Interposer::current_stream(int device) const {

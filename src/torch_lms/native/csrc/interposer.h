@@ -201,6 +201,7 @@ class Interposer {
   bool is_born_as_planned(const Running& self, int64_t nbytes, int device);
   std::vector<std::pair<uint64_t, std::vector<PageId>>> pin_running();
   bool look_up(const at::Tensor& tensor, std::vector<Page*>& found) const;
+  bool is_known_to_stream(const Page& page) const;
   StreamId current_stream(int device) const;
   bool may_be_page(const at::Tensor& tensor, const c10::StorageImpl* storage) const;
 
