@@ -14,9 +14,6 @@ CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """All minor versions that pyproject.toml allows."""
 
-NATIVE_TORCH = TORCH[2:]
-"""Those that have a dispatch key for the native interposer."""
-
 OPTIMIZERS = ("torchao", "bitsandbytes", "lion-pytorch", "schedulefree", "prodigyopt")
 """Packages of optimizers that trainings take beside those of ``torch.optim``."""
 
@@ -76,11 +73,11 @@ def trainers(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """One wheel, in dist/, with the native interposer for each version of PyTorch that can have it. Needs g++.
+    """One wheel, in dist/, with the native interposer for each version of PyTorch. Needs g++.
 
     Its shared objects link no CUDA: those that are built here with a build for the CPU are good for all.
     """
-    for torch in NATIVE_TORCH:
+    for torch in TORCH:
         install(session, f"torch=={torch}.*", "numpy")
         session.run("python", "-m", "torch_lms.native.build", env={"PYTHONPATH": "src"})
     session.install("build")

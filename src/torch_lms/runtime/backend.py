@@ -217,6 +217,8 @@ class DeviceBackend:
 
     def room_to_search(self, op_bytes: int) -> int:
         """Bytes to make free for an operation on ``op_bytes`` that chooses an algorithm by what is free (N28)."""
+        if self.allocator is None:
+            return 0
         pager = self.engine.pager
         beside = auto_limit(self.device).nbytes - pager.room
         return max(0, min(_WORKSPACE * op_bytes - beside, pager.limit - op_bytes))
