@@ -1,5 +1,6 @@
 """What programs use on a GPU beside plain operators: mixed precision, attention, compiled models, other allocators."""
 
+import gc
 import json
 import os
 import subprocess
@@ -110,6 +111,44 @@ def scaled(device: torch.device) -> list[torch.Tensor]:
 
 def test_scaled_gradients(cuda: torch.device) -> None:
     is_equal(scaled, cuda)
+
+
+def convolutions(device: torch.device) -> list[torch.Tensor]:
+    """Needs some 5 GB, and cuDNN workspaces of a few hundred MB."""
+    torch.manual_seed(0)
+    blocks = [(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()) for _ in range(7)]
+    layers = [layer for block in blocks for layer in block]
+    model = nn.Sequential(nn.Conv2d(3, 64, 7, stride=2, padding=3), *layers).to(device)
+    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(128, 3, 224, 224, device=device)
+    losses = []
+    for _ in range(STEPS):
+        update.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        update.step()
+        losses.append(loss.detach())
+    return [*losses, *(p.detach() for p in model.parameters())]
+
+
+def test_convolutions_on_a_full_device(cuda: torch.device) -> None:
+    """cuDNN has another algorithm, which rounds in another way, for each that finds no room for its workspace (N28)."""
+    torch.cuda.reset_peak_memory_stats(cuda)
+    expected = [tensor.cpu() for tensor in convolutions(cuda)]
+    needed, whole = torch.cuda.max_memory_allocated(cuda), torch.cuda.mem_get_info(cuda)[1]
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(cuda) + 0.6 * needed) / whole, cuda)
+    try:
+        with torch_lms.session() as lms:
+            results = [tensor.cpu() for tensor in convolutions(cuda)]
+            stats = lms.stats()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, cuda)
+    assert stats.evictions > 0
+    assert stats.planned_steps > 0
+    assert same_bits(results, expected)
 
 
 def compiled(backend: str, device: torch.device) -> list[torch.Tensor]:

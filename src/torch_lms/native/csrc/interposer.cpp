@@ -272,7 +272,7 @@ bool Interposer::is_new_search(
   thread_local std::unordered_set<size_t> known;
   size_t signature = c10::get_hash(sessions_, &op);
   for (const auto& value : arguments_of(handle, stack)) {
-    if (value.isTensor() && value.toTensor().defined()) {
+    if (value.isTensor() && value.toTensor().defined() && is_strided(*value.toTensor().unsafeGetTensorImpl())) {
       const at::Tensor& tensor = value.toTensor();
       signature = c10::get_hash(signature, tensor.scalar_type(), tensor.sizes().vec(), tensor.strides().vec());
     } else if (value.isIntList()) {
