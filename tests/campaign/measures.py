@@ -48,6 +48,7 @@ def machine(where: Where, found: Found) -> None:
         speed = "not measured: " + link.note if link.bytes_per_s is None else f"{format_bytes(link.bytes_per_s)}/s"
         found.row(link.name, speed)
     found.figures = json.loads(json.dumps(asdict(there), default=str))
+    del found.figures["interposer"]["reason"]  # names a file of this machine
     found.summary = f"{len(there.accelerators)} x {there.accelerators[0].model}"
 
 
@@ -75,7 +76,7 @@ def calibration(where: Where, found: Found) -> None:
         _patched(calibrating, **(tiny if where.is_tiny else {})),
         _patched(bandwidth, **({"_DISK_BYTES": 1 << 26} if where.is_tiny else {})),
     ):
-        there, measured, path = calibrating.calibrate()
+        there, measured, _ = calibrating.calibrate()
     device = there.accelerator
     found.row("arithmetic, float32", f"{device.fp32_flop_per_s / 1e12:.3g} TFLOP/s")
     found.row("arithmetic, bfloat16", f"{(device.bf16_flop_per_s or 0) / 1e12:.3g} TFLOP/s")
@@ -86,7 +87,7 @@ def calibration(where: Where, found: Found) -> None:
     found.row("LMS adds to an operation while room is short", format_seconds(cost.short_op_s))
     found.row("an action", format_seconds(cost.action_s))
     found.row("steps of four small networks: median error", f"{measured.error:.0%}")
-    found.figures = {"machine": asdict(there), "calibration": asdict(measured), "file": str(path)}
+    found.figures = {"machine": asdict(there), "calibration": asdict(measured)}
     found.summary = f"{format_seconds(cost.short_op_s)} an operation while room is short, {measured.interposer()}"
 
 

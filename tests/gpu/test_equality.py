@@ -21,28 +21,16 @@ Reference = tuple[list[torch.Tensor], int]
 
 
 @pytest.fixture(scope="module")
-def reference_of(device: torch.device) -> Callable[[str], Reference]:
+def reference_of(reference: Callable[[Workload, int], Reference]) -> Callable[[str], Reference]:
     """Results of a workload without LMS, and its demand."""
     known: dict[str, Reference] = {}
 
     def reference_of(name: str) -> Reference:
         if name not in known:
-            known[name] = _reference(WORKLOADS[name], device)
+            known[name] = reference(WORKLOADS[name], MIN_SIZE)
         return known[name]
 
     return reference_of
-
-
-def _reference(workload: Workload, device: torch.device) -> Reference:
-    expected = workload(device)
-    if not same_bits(workload(device), expected):
-        pytest.skip("two runs without LMS differ on this device")
-    with torch_lms.session(limit="64GiB", min_size=MIN_SIZE) as lms:
-        unlimited = workload(device)
-        demand = lms.stats().peak_resident_bytes
-        assert lms.stats().evicted_bytes == 0
-    assert same_bits(unlimited, expected)
-    return expected, demand
 
 
 @pytest.mark.parametrize("share", [2, 4, 0], ids=["half", "quarter", "zero"])

@@ -1,6 +1,5 @@
 """What programs use on a GPU beside plain operators: mixed precision, attention, compiled models, other allocators."""
 
-import gc
 import json
 import os
 import subprocess
@@ -24,31 +23,24 @@ STEPS = 6
 """Of a training: of the first a plan is made, which the others follow."""
 
 Training = Callable[[torch.device], list[torch.Tensor]]
+IsEqual = Callable[[Training], None]
 
 
 @pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        pytest.skip("needs CUDA")
-    return device
+def is_equal(cuda: torch.device, reference: Callable[[Training, int], tuple[list[torch.Tensor], int]]) -> IsEqual:
+    """Checks that planned steps at a half of the demand give the bits of stock."""
 
+    def is_equal(training: Training) -> None:
+        expected, demand = reference(training, MIN_SIZE)
+        with torch_lms.session(limit=demand // 2, min_size=MIN_SIZE) as lms:
+            results = training(cuda)
+            lms.validate()
+            stats = lms.stats()
+        assert same_bits(results, expected)
+        assert stats.evictions > 0
+        assert stats.planned_steps > 0
 
-def is_equal(training: Training, device: torch.device, parts: int = 2) -> None:
-    """Whether planned steps at a part of the demand give the bits of stock."""
-    expected = training(device)
-    if not same_bits(training(device), expected):
-        pytest.skip("two runs without LMS differ on this device")
-    with torch_lms.session(limit="64GiB", min_size=MIN_SIZE) as lms:
-        fits = training(device)
-        demand = lms.stats().demand_bytes
-    assert same_bits(fits, expected)
-    with torch_lms.session(limit=demand // parts, min_size=MIN_SIZE) as lms:
-        results = training(device)
-        lms.validate()
-        stats = lms.stats()
-    assert same_bits(results, expected)
-    assert stats.evictions > 0
-    assert stats.planned_steps > 0
+    return is_equal
 
 
 class Attentive(nn.Module):
@@ -84,8 +76,8 @@ KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATT
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name.lower())
-def test_attention(kernel: SDPBackend, cuda: torch.device) -> None:
-    is_equal(partial(attention, kernel), cuda)
+def test_attention(kernel: SDPBackend, is_equal: IsEqual) -> None:
+    is_equal(partial(attention, kernel))
 
 
 def scaled(device: torch.device) -> list[torch.Tensor]:
@@ -109,8 +101,8 @@ def scaled(device: torch.device) -> list[torch.Tensor]:
     return [*losses, torch.tensor(scaler.get_scale()), *(p.detach() for p in model.parameters())]
 
 
-def test_scaled_gradients(cuda: torch.device) -> None:
-    is_equal(scaled, cuda)
+def test_scaled_gradients(is_equal: IsEqual) -> None:
+    is_equal(scaled)
 
 
 def convolutions(device: torch.device) -> list[torch.Tensor]:
@@ -132,20 +124,14 @@ def convolutions(device: torch.device) -> list[torch.Tensor]:
     return [*losses, *(p.detach() for p in model.parameters())]
 
 
-def test_convolutions_on_a_full_device(cuda: torch.device) -> None:
+def test_convolutions_on_a_full_device(cuda: torch.device, allow: Callable[[int], None]) -> None:
     """cuDNN has another algorithm, which rounds in another way, for each that finds no room for its workspace (N28)."""
     torch.cuda.reset_peak_memory_stats(cuda)
     expected = [tensor.cpu() for tensor in convolutions(cuda)]
-    needed, whole = torch.cuda.max_memory_allocated(cuda), torch.cuda.mem_get_info(cuda)[1]
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(cuda) + 0.6 * needed) / whole, cuda)
-    try:
-        with torch_lms.session() as lms:
-            results = [tensor.cpu() for tensor in convolutions(cuda)]
-            stats = lms.stats()
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, cuda)
+    allow(int(0.6 * torch.cuda.max_memory_allocated(cuda)))
+    with torch_lms.session() as lms:
+        results = [tensor.cpu() for tensor in convolutions(cuda)]
+        stats = lms.stats()
     assert stats.evictions > 0
     assert stats.planned_steps > 0
     assert same_bits(results, expected)

@@ -2,7 +2,7 @@
 
 import gc
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,23 +16,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def cuda(device: torch.device) -> torch.device:
-    if device.type != "cuda":
-        pytest.skip("only CUDA's allocator has these switches")
-    return device
-
-
-@pytest.fixture
-def one_gib(cuda: torch.device) -> Iterator[None]:
+def one_gib(cuda: torch.device, allow: Callable[[int], None]) -> None:
     """A process that may take one GiB more of the device."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    _, total = torch.cuda.mem_get_info(cuda)
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(cuda) + 1024 * MIB) / total, cuda)
-    yield
-    torch.cuda.set_per_process_memory_fraction(1.0, cuda)
-    gc.collect()
-    torch.cuda.empty_cache()
+    allow(1024 * MIB)
 
 
 def sums(device: torch.device) -> list[float]:

@@ -191,11 +191,13 @@ class LmsMode(TorchDispatchMode):
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether an operation may run at once: on the fast path, or without pages, used or made."""
-        if pages and self._is_new_search(func, info, args, kwargs):
+        if not self._fast_path.is_open:
+            return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
+        if not pages:
+            return True
+        if self._is_new_search(func, info, args, kwargs) or self._is_large(func, info, pages, args, kwargs):
             return False
-        if self._fast_path.is_open:
-            return not pages or (not self._is_large(func, info, pages, args, kwargs) and self._fast_path.enter(pages))
-        return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
+        return self._fast_path.enter(pages)
 
     def _is_large(
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]

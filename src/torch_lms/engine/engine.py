@@ -527,7 +527,6 @@ class Engine:
         if nbytes <= self._workspace_bytes or self._ask_free is None:
             return
         self._workspace_bytes = nbytes
-        self.refresh_limit()
         most = self.pager.book.ledger.device + self._ask_free(nbytes)
         if most < self.pager.limit:
             self.set_soft_limit(most)

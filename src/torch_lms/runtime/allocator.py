@@ -17,7 +17,6 @@ _LOOKS_EVERY_S = 0.1
 _GROWTH = 1.25
 """Less than that more in the cache than when it was last emptied is what the program's steps need."""
 
-
 _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _HAS_CHOSEN = re.compile(r"expandable_segments\s*:|backend\s*:\s*cudaMallocAsync")
 
