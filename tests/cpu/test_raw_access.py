@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import torch_lms
 from torch_lms.capture.page_owner import PageOwner
@@ -162,6 +163,67 @@ def test_views_of_an_evicted_page_share_it_when_it_is_back(lms: api.Lms) -> None
     torch_lms.reclaim()
     assert tensor[3 * 64 : 4 * 64].tolist() == [7.0] * 64
     assert lms.stats().evictions >= 2
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "select": lambda t: t[7],
+    "slice": lambda t: t[100:200:3],
+    "narrow": lambda t: t.narrow(0, 4000, 96),
+    "split": lambda t: t.split(1000),
+    "chunk, unbind": lambda t: t.view(64, 64).chunk(2)[1].unbind(1),
+    "diagonal": lambda t: t.view(64, 64).diagonal(3),
+    "as_strided": lambda t: t.as_strided((5, 3), (700, 2), 9),
+    "unfold": lambda t: t.unfold(0, 16, 8),
+    "a part of a part": lambda t: t.view(64, 64)[5:].t()[3:, 2],
+    "real and imaginary": lambda t: torch.view_as_complex(t.view(-1, 2)).conj()[5:].imag,
+}
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_an_evicted_page_does_not_bring_it(kind: str, lms: api.Lms) -> None:
+    expected, tensor = numbers(), evicted()
+    fetches = lms.stats().fetches
+    views = VIEWS[kind](tensor)
+    if kind != "real and imaginary":  # the same bytes as another type
+        assert lms.stats().fetches == fetches
+    for view, other in zip(*map(pytree.tree_leaves, (views, VIEWS[kind](expected))), strict=True):
+        assert view.stride() == other.stride()
+        assert torch.equal(view, other)
+        torch_lms.reclaim()
+        view.copy_(view + 1)
+        other.copy_(other + 1)
+        torch_lms.reclaim()
+    assert torch.equal(tensor, expected)
+
+
+def test_a_view_that_would_leave_an_evicted_page_is_refused(lms: api.Lms) -> None:
+    tensor = evicted()
+    with pytest.raises(RuntimeError, match="out of bounds for storage of size 16384"):
+        tensor.as_strided((4096,), (1,), 1)
+    assert torch.equal(tensor, numbers())
+
+
+def test_gradients_flow_through_a_view_that_was_made_of_an_evicted_page(lms: api.Lms) -> None:
+    weight = numbers().requires_grad_()
+    torch_lms.reclaim()
+    fetches = lms.stats().fetches
+    part = weight[64:]
+    assert lms.stats().fetches == fetches
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        part.mul_(2)
+    (part * part).sum().backward()
+    assert torch.equal(weight.grad, torch.cat([torch.zeros(64), 2 * numbers()[64:]]))
+
+
+def test_a_lazily_conjugated_page_stays_so_in_its_views(lms: api.Lms) -> None:
+    values = torch.complex(numbers(), numbers() + 1)
+    lazy = values.conj()
+    torch_lms.reclaim()
+    fetches = lms.stats().fetches
+    part = lazy[8:16]
+    assert lms.stats().fetches == fetches
+    assert part.is_conj()
+    assert torch.equal(part.imag, -numbers()[8:16] - 1)
 
 
 def test_checkpoint_three_times_the_limit(tmp_path: Path) -> None:

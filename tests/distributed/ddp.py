@@ -23,9 +23,9 @@ def train(rank: int, device: torch.device) -> list[torch.Tensor]:
         nn.Conv2d(16, 32, 3, padding=1, bias=False),
         nn.Dropout(0.1),
         nn.Flatten(),
-        nn.Linear(32 * 16 * 16, 64),
+        nn.Linear(32 * 16 * 16, 16),
         nn.ReLU(),
-        nn.Linear(64, 10),
+        nn.Linear(16, 10),
     )
     model = DistributedDataParallel(network.to(device), bucket_cap_mb=0.25)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -12,6 +12,7 @@ from torch_lms.trace import Living
 LIMIT = 120
 OPS = 3
 PLANNING_S = OPS * 1.5e-3
+HOST_OP_S = 1e-4
 
 
 class Later:
@@ -56,18 +57,23 @@ def living(*ids: int) -> list[Living]:
     return [Living(page, 50) for page in ids]
 
 
-def record(pages: list[Living], *uses: int) -> StepRecord:
+def record(pages: list[Living], *uses: int, op_s: float = 1.0) -> StepRecord:
     """A step whose operations use one page after the other."""
     found = StepRecord(pages)
     for number, page in enumerate(uses):
-        found.begins(f"op{number}", (page,), 0, False, float(number))
+        found.begins(f"op{number}", (page,), 0, False, number * op_s)
         found.ends((page,))
-    found.finish(float(len(uses)))
+    found.finish(len(uses) * op_s)
     return found
 
 
-def ended(lost_s: float, done: PlanCursor | None = None, pages: tuple[int, ...] = (1, 2, 3)) -> EndedStep:
-    return EndedStep(record(living(*pages), *pages), done, LIMIT, round(lost_s * 1e9), 0, Speeds(1e9, 1e9))
+def ended(
+    lost_s: float, done: PlanCursor | None = None, pages: tuple[int, ...] = (1, 2, 3), op_s: float = 1.0
+) -> EndedStep:
+    """A step that lost so much, with what having no plan cost the host."""
+    copies_s = lost_s if done is not None else max(0.0, lost_s - len(pages) * HOST_OP_S)
+    step = record(living(*pages), *pages, op_s=op_s)
+    return EndedStep(step, done, LIMIT, round(copies_s * 1e9), 0, Speeds(1e9, 1e9))
 
 
 @pytest.fixture
@@ -126,6 +132,47 @@ def test_pages_that_died_meanwhile_are_not_known(cache: PlanCache, later: Later)
     for number, page in enumerate((1, 9, 3)):
         cursor.op_begins(f"op{number}", (page,))
     assert cursor.is_done
+
+
+def test_many_operations_are_planned_though_their_copies_are_small(cache: PlanCache, later: Later) -> None:
+    """What they cost the host without a plan is more than planning takes."""
+    for _ in range(16):
+        assert not later.orders
+        cache.end_step(ended(0.0))
+    assert len(later.orders) == 1
+
+
+def followed(cache: PlanCache) -> PlanCursor:
+    (cursor,) = cache.begin_step(living(1, 2, 3), LIMIT)
+    return cursor
+
+
+@pytest.mark.parametrize(("op_s", "is_made"), [(0.5, True), (0.9, False)])
+def test_a_plan_for_other_times_is_made_once_more(cache: PlanCache, later: Later, op_s: float, is_made: bool) -> None:
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()
+    cache.end_step(ended(0.3, followed(cache), op_s=op_s))
+    assert not later.orders, "planning takes 0.25 s, so 0.5 must be lost"
+    cache.end_step(ended(0.3, followed(cache), op_s=op_s))
+    assert [order.trace.seconds for order in later.orders] == [OPS * op_s] * is_made
+    later.finish()
+    for _ in range(4):
+        cache.end_step(ended(1.0, followed(cache), op_s=op_s / 2))
+        assert not later.orders, "once is enough"
+    assert cache.planned_steps == 6
+
+
+def test_a_plan_for_other_times_will_do_where_the_program_would_wait_for_another(
+    cache: PlanCache, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Later, "spares_program", False)
+    for _ in range(2):
+        cache.end_step(ended(1.0))
+    later.finish()
+    for _ in range(4):
+        cache.end_step(ended(1.0, followed(cache), op_s=0.5))
+    assert not later.orders
 
 
 def test_a_plan_that_had_to_be_given_up_must_pay_twice(cache: PlanCache, later: Later) -> None:

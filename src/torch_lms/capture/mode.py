@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -346,8 +346,9 @@ class LmsMode(TorchDispatchMode):
         except RuntimeError as error:
             if _OUT_OF_BOUNDS not in str(error):
                 raise
-        if self.tiles.are_among(tensors) and not describe(func).retypes:
-            return self.tiles.make_view(func, args, kwargs)
+        if len(tensors) == 1 and not describe(func).retypes and self.tiles.can_alias(tensors[0].device):
+            with suppress(RuntimeError, MemoryError), self._owner.lock:  # meanwhile no page comes or goes
+                return self.tiles.make_view(func, args, kwargs)
         entries = self._entries(tensors)
         self._owner.begin(RawUse(str(func), is_regular=False), entries, 0)
         try:

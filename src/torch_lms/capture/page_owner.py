@@ -1,5 +1,6 @@
 """Whoever owns the pages, as capture sees it: what it is told, and what it is asked."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -83,6 +84,7 @@ class PageOwner(ABC):
     Attributes:
         active: whether there is anything to do; a mode left behind on some thread is inert once this is False.
         interrupted: whether an interrupt waits to be delivered.
+        lock: who holds it lets no page come or go.
         min_size: bytes from which on a storage may be a page.
         kind: of the devices whose storages are pages: "cuda" for one.
         fast_path: for operations that move nothing.
@@ -90,6 +92,7 @@ class PageOwner(ABC):
 
     active: bool
     interrupted: bool
+    lock: threading.RLock
     min_size: int
     kind: str
     fast_path: FastPath

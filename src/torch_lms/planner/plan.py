@@ -179,6 +179,8 @@ class _Search:
         """Try a walk by ``rules``, and what it moves with other pages dropped, since a walk cannot look back."""
         self.tried.add(rules)
         choice = self._walker.walk_on(rules)
+        if choice is None:
+            return
         self._try(choice, rules)
         if choice.dropped:
             self._try(self._dropped_beside(choice.moved, rules.anchors), rules)

@@ -20,6 +20,13 @@ _MIN_S = 1e-9
 them."""
 
 
+_MAX_RESTORED = 4
+"""Pages that a walk may bring back for each operation, on the average. Where pages are recomputed from pages that have
+to be recomputed themselves, each time anew, it may be forty: that takes long to walk, and longer to carry out. Of the
+plans for the steps of benchmarks/simulated.py, at k = 2 to 8 on a V100 and an H200, none was made by a walk with more
+than 1.1."""
+
+
 class Choice(NamedTuple):
     """Which pages are away when.
 
@@ -84,20 +91,28 @@ class Walker:
         """How to recompute the page of a gap, for the gaps where that is possible."""
         return self.absences.recomputations
 
-    def walk(self, rules: Rules) -> Choice:
-        """Choose the pages to be without, by ``rules``."""
+    def walk(self, rules: Rules) -> Choice | None:
+        """Choose the pages to be without, by ``rules``. None if too many were brought back, time and again."""
         self._walk = _Walk(self)
-        self._walk.step(rules)  # it begins with every page on the device, as no later step does
-        return self.walk_on(rules)
+        # it begins with every page on the device, as no later step does
+        return self.walk_on(rules) if self._step(rules) else None
 
-    def walk_on(self, rules: Rules) -> Choice:
+    def walk_on(self, rules: Rules) -> Choice | None:
         """The same, after a step of the walk before: half the time. By other rules other pages may have been away at
         the end of that step.
         """
         if self._walk is None:
             return self.walk(rules)
-        self._walk.step(rules)
-        return self._walk.choice()
+        walk = self._walk
+        return walk.choice() if self._step(rules) else None
+
+    def _step(self, rules: Rules) -> bool:
+        """Whether the walk went on to the end of a step. Else the next one begins anew."""
+        assert self._walk is not None
+        if self._walk.step(rules):
+            return True
+        self._walk = None
+        return False
 
     def worths(self, focus: float) -> list[float]:
         """The worth of having a page away from the start of the step until each operation: seconds, weighed by how far
@@ -155,9 +170,12 @@ class _Walk:
         self._moved: list[Gap] = []
         self._dropped: list[tuple[Gap, Recomputation]] = []
 
-    def step(self, rules: Rules) -> None:
-        """Walk over all operations once, by ``rules``. What was chosen in an earlier step is forgotten."""
+    def step(self, rules: Rules) -> bool:
+        """Walk over all operations once, by ``rules``. What was chosen in an earlier step is forgotten. False if it was
+        given up on the way (``_MAX_RESTORED``): then this is of no use any more.
+        """
         self._rules = rules
+        self._restored = 0
         self._worths = np.array(self._walker.worths(rules.focus))
         self._is_anchor = np.zeros(len(self._pages), dtype=bool)
         self._is_anchor[list(rules.anchors)] = True
@@ -170,6 +188,8 @@ class _Walk:
                 pinned = set(op.pages)
                 for page in op.pages:
                     self._bring(page, pinned)
+                if self._restored > _MAX_RESTORED * len(self._trace.ops):
+                    return False
             if self._held + op.new_bytes > limit:
                 self._make_room(op.new_bytes, set(op.pages))
             for page in op.creates:
@@ -183,6 +203,7 @@ class _Walk:
             for page in self._walker.deaths[position]:
                 self._die(page)
         self._end_step()
+        return True
 
     def choice(self) -> Choice:
         """The pages that were away in the last step, and those that still are at its end."""
@@ -253,6 +274,7 @@ class _Walk:
     def _restore(self, page: int, recomputation: Recomputation | None, pinned: set[int]) -> None:
         """Fetch or recompute ``page``, whose inputs are there."""
         nbytes = self._pages[page].nbytes
+        self._restored += 1
         if recomputation is None:
             self._make_room(nbytes, pinned)
             self._is_clean[page] = True

@@ -109,7 +109,7 @@ class Pieces:
         target = result_device(args, kwargs)
         devices = {target, *(tensor.device for tensor in tensors if tensor.dim())}
         device = next((device for device in devices if device.type == self._owner.kind), None)
-        if device is None or not self._table.can_hold(device) or (len(devices) > 1 and info.packet != copies.TO):
+        if device is None or not self._table.can_alias(device) or (len(devices) > 1 and info.packet != copies.TO):
             return NOT_CUT
         unneeded = args[shape_only] if shape_only >= 0 else None
         storages = {untyped_storage(t) for t in tensors if t.device == device and t is not unneeded}

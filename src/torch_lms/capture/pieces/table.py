@@ -34,12 +34,14 @@ def alias_by_memory(
     storage = untyped_storage(tensor)
     nbytes = storage_nbytes(storage)
     like = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
-    STORAGE.resize_(storage, (offset + span(like)) * tensor.element_size())
-    made: torch.Tensor = set_view(
-        torch.empty(0, dtype=tensor.dtype, device=tensor.device), storage, offset, sizes, strides
-    )
-    STORAGE.resize_(storage, nbytes)
-    return made
+    STORAGE.resize_(storage, max(nbytes, (offset + span(like)) * tensor.element_size()))
+    try:
+        bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made: torch.Tensor = set_view(bare, storage, offset, sizes, strides)
+    finally:
+        STORAGE.resize_(storage, nbytes)
+    made = made.conj() if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made
 
 
 _EMPTY = torch.ops.aten.empty_strided.default
@@ -87,8 +89,8 @@ class TileTable:
         self._lock = threading.RLock()
         self._local = threading.local()
 
-    def can_hold(self, device: torch.device) -> bool:
-        """Whether tensors of ``device`` can be in tiles."""
+    def can_alias(self, device: torch.device) -> bool:
+        """Whether tensors of ``device`` can be made whose storage is empty, so that they can be in tiles."""
         return device.type == "cpu" or self._alias is not alias_by_memory
 
     def __bool__(self) -> bool:
@@ -185,16 +187,25 @@ class TileTable:
     # -- views -------------------------------------------------------------------------------------------------------
 
     def make_view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What ``func`` gives, that makes views of a tensor in tiles: PyTorch refuses those of an empty storage."""
+        """What ``func`` gives, that makes views of one tensor, which is in tiles, or whose page is away.
+
+        PyTorch refuses to make those of an empty storage.
+
+        Raises:
+            RuntimeError: that refuses, or a view would leave the storage.
+        """
         (tensor,) = (leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor))
-        tiles = self._tiles[untyped_storage(tensor)]
+        nbytes = self.size_of(untyped_storage(tensor))
 
         def to_meta(value: torch.Tensor) -> torch.Tensor:
-            base = torch.empty_strided(tiles.sizes, tiles.strides, dtype=tiles.dtype, device="meta")
+            base = torch.empty(nbytes // value.itemsize, dtype=value.dtype, device="meta")
             return base.as_strided(value.shape, value.stride(), value.storage_offset())
 
         def to_alias(shown: torch.Tensor) -> torch.Tensor:
-            return self._alias(tensor, tuple(shown.shape), shown.stride(), int(shown.storage_offset()))
+            offset = int(shown.storage_offset())
+            if (offset + span(shown)) * shown.itemsize > nbytes:  # nobody checks that on the meta device
+                raise RuntimeError(f"a view of {tuple(shown.shape)} leaves a storage of {nbytes} bytes")
+            return self._alias(tensor, tuple(shown.shape), shown.stride(), offset)
 
         with self._owner.unseen():
             shown = func(*pytree.tree_map_only(torch.Tensor, to_meta, args), **kwargs)
