@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import torch_lms
-from tests.cpu.test_raw_access import READS, WRITES
+from tests.bits import same_bits
+from tests.cpu.test_raw_access import READS, VIEWS, WRITES
 
 COUNT = 4096
 MIN_SIZE = 512
@@ -66,6 +68,20 @@ def test_writing_to_an_evicted_page(road: str, device: torch.device, module: Mod
         assert torch.equal(tensor, plain)
         torch_lms.reclaim()
     assert torch.equal(tensor, plain)
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_an_evicted_page_does_not_bring_it(kind: str, device: torch.device, module: ModuleType) -> None:
+    module.schedule("lazy")
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
+        expected, tensor = numbers(device), evicted(device)
+        fetches = running.stats().fetches
+        views = outcome(VIEWS[kind], tensor)
+        is_native = running.stats().interposer == "native"
+        assert running.stats().fetches == fetches or not is_native or kind == "real and imaginary"
+        if not isinstance(views, type):
+            assert same_bits(pytree.tree_leaves(views), pytree.tree_leaves(VIEWS[kind](expected)))
+        running.validate()
 
 
 @pytest.mark.parametrize(
