@@ -5,15 +5,15 @@ from contextlib import AbstractContextManager
 from itertools import islice
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
+from tests.opinfos import operators
 from torch_lms.capture.tensors import tensors_among
 
 SAMPLES = 3
 
-OPS: list[OpInfo] = [op for op in op_db if torch.float32 in op.dtypes and not op.name.startswith("jiterator")]
+OPS: list[OpInfo] = [op for op in operators.op_db if torch.float32 in op.dtypes and not op.name.startswith("jiterator")]
 
 
 def run(ops: Iterable[OpInfo], mode: AbstractContextManager[object]) -> None:

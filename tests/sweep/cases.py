@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.testing._internal import common_methods_invocations as operators
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 from torch.utils._pytree import tree_leaves
+
+from tests.opinfos import operators
 
 _DTYPES = (torch.float32, torch.float64, torch.complex64)
 _INTEGERS = (torch.int64, torch.int32, torch.uint8)
