@@ -76,6 +76,27 @@ def test_steps_go_on_until_the_plan_is_there(limit: int) -> None:
     assert stats.planning_s > 0
 
 
+def test_a_plan_is_made_once_more_of_a_step_that_followed_one(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_lms.engine.plan_cache._ROUGH", 0.0)
+    _, step = MAKE()
+    expected = [step() for _ in range(12)]
+    _, step = MAKE()
+    results, made = [], []
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        for _ in range(4):
+            results += [step() for _ in range(3)]
+            plans().wait()
+            made += [kind.plan for kind in plans().kinds if kind.plan not in made]
+        stats = lms.stats()
+        lms.validate()
+    assert same_bits(results, expected)
+    assert stats.replans == 1
+    assert stats.planned_steps >= 8
+    first, second = made
+    assert first.trace.seconds != second.trace.seconds
+    assert [op.name for op in first.trace.ops] == [op.name for op in second.trace.ops]
+
+
 def test_a_plan_comes_into_force_in_the_midst_of_a_step(limit: int) -> None:
     model, step = MAKE()
 

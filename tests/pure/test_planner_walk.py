@@ -69,6 +69,17 @@ def test_all_are_recomputed_from_the_first(monkeypatch: pytest.MonkeyPatch) -> N
     assert step.recomputed_bytes > 10 * len({recomputed.page for recomputed in plan.recomputations})
 
 
+def test_a_walk_that_recomputes_time_and_again_is_given_up_and_the_next_begins_anew() -> None:
+    """Each page is made from the first on, for each operation."""
+    trace = forth_and_back(80)
+    walker = Walker(trace, 30, SLOW)
+    assert walker.walk(Rules(1.0)) is None
+    assert walker.walk_on(Rules(1.0)) is None
+    anchors = frozenset(range(2, 80, 2))
+    assert walker.walk_on(Rules(1.0, anchors=anchors)) == Walker(trace, 30, SLOW).walk(Rules(1.0, anchors=anchors))
+    assert make_plan(trace, 30, {}, SLOW).evicts
+
+
 def test_an_anchor_is_not_recomputed() -> None:
     trace = forth_and_back(6)
     plain, anchored = (Walker(trace, 30, SLOW).walk(Rules(1.0, anchors=frozenset(pages))) for pages in ((), (2,)))
