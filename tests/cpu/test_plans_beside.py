@@ -18,7 +18,7 @@ from traffic import MIN_SIZE, demand_of, one_thread, training
 
 import torch_lms
 from torch_lms.demo.train import UNet
-from torch_lms.engine import PlanCache
+from torch_lms.engine import PlanCache, Speeds, engine
 from torch_lms.runtime import api, plans_beside
 from torch_lms.runtime.plans_beside import PlansBeside
 
@@ -76,8 +76,8 @@ def test_steps_go_on_until_the_plan_is_there(limit: int) -> None:
     assert stats.planning_s > 0
 
 
-def test_a_plan_is_made_once_more_of_a_step_that_followed_one(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch_lms.engine.plan_cache._ROUGH", 0.0)
+def test_a_quick_plan_comes_first(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e5, 1e5))  # whatever can be recomputed is
     _, step = MAKE()
     expected = [step() for _ in range(12)]
     _, step = MAKE()
@@ -93,6 +93,10 @@ def test_a_plan_is_made_once_more_of_a_step_that_followed_one(limit: int, monkey
     assert stats.replans == 1
     assert stats.planned_steps >= 8
     first, second = made
+    assert any(first.evicts)
+    assert not first.recomputations
+    assert second.recomputations
+    assert stats.recomputes > 0
     assert first.trace.seconds != second.trace.seconds
     assert [op.name for op in first.trace.ops] == [op.name for op in second.trace.ops]
 

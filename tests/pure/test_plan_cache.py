@@ -20,6 +20,7 @@ class Later:
 
     spares_program = True
     keeps_plans = False
+    has_quick_way = False
 
     def __init__(self) -> None:
         self.orders: list[PlanOrder] = []
@@ -46,10 +47,10 @@ class Later:
     def close(self) -> None:
         self.is_closed = True
 
-    def finish(self, failure: str = "") -> None:
+    def finish(self, failure: str = "", cpu_s: float = 0.25) -> None:
         for order in self.orders:
             plan = None if failure else make_plan(order.trace, order.limit, order.ids, order.speeds)
-            self.made.append(MadePlan(order, plan, 0.25, 0.0, 0.5, failure))
+            self.made.append(MadePlan(order, plan, cpu_s, 0.0, 0.5, failure))
         self.orders = []
 
 
@@ -147,32 +148,45 @@ def followed(cache: PlanCache) -> PlanCursor:
     return cursor
 
 
-@pytest.mark.parametrize(("op_s", "is_made"), [(0.5, True), (0.9, False)])
-def test_a_plan_for_other_times_is_made_once_more(cache: PlanCache, later: Later, op_s: float, is_made: bool) -> None:
-    for _ in range(2):
-        cache.end_step(ended(1.0))
-    later.finish()
-    cache.end_step(ended(0.3, followed(cache), op_s=op_s))
-    assert not later.orders, "planning takes 0.25 s, so 0.5 must be lost"
-    cache.end_step(ended(0.3, followed(cache), op_s=op_s))
-    assert [order.trace.seconds for order in later.orders] == [OPS * op_s] * is_made
-    later.finish()
-    for _ in range(4):
-        cache.end_step(ended(1.0, followed(cache), op_s=op_s / 2))
-        assert not later.orders, "once is enough"
-    assert cache.planned_steps == 6
+@pytest.fixture
+def is_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Later, "has_quick_way", True)
 
 
-def test_a_plan_for_other_times_will_do_where_the_program_would_wait_for_another(
-    cache: PlanCache, later: Later, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("is_hasty")
+def test_a_quick_plan_comes_first_and_a_better_one_for_the_times_of_a_step_that_followed_it(
+    cache: PlanCache, later: Later
 ) -> None:
-    monkeypatch.setattr(Later, "spares_program", False)
     for _ in range(2):
-        cache.end_step(ended(1.0))
+        assert not later.orders
+        cache.end_step(ended(0.16 * PLANNING_S))  # a third of what planning costs is lost
+    (order,) = later.orders
+    assert order.is_quick
+    later.finish(cpu_s=0.3)
+    for _ in range(2):
+        assert not later.orders
+        cache.end_step(ended(0.6, followed(cache), op_s=0.25))  # planning is expected to take 1 s now
+    (order,) = later.orders
+    assert not order.is_quick
+    assert order.trace.seconds == OPS * 0.25
     later.finish()
     for _ in range(4):
-        cache.end_step(ended(1.0, followed(cache), op_s=0.5))
-    assert not later.orders
+        cache.end_step(ended(10.0, followed(cache)))
+        assert not later.orders, "there is no better one"
+    assert (cache.planned_steps, cache.replans) == (6, 1)
+
+
+@pytest.mark.usefixtures("is_hasty")
+def test_a_plan_that_was_given_up_is_not_followed_by_a_quick_one(cache: PlanCache, later: Later) -> None:
+    cache.end_step(ended(1.0))
+    cache.end_step(ended(1.0))
+    later.finish()
+    cache.end_step(ended(1.0, followed(cache)))
+    later.finish()
+    assert cache.begin_step(living(1, 2, 3), LIMIT)
+    assert cache.begin_step(living(1, 2, 3), LIMIT // 2) == []
+    cache.end_step(ended(1.0))
+    assert [order.is_quick for order in later.orders] == [False]
 
 
 def test_a_plan_that_had_to_be_given_up_must_pay_twice(cache: PlanCache, later: Later) -> None:

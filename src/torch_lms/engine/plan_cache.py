@@ -11,7 +11,7 @@ from torch_lms.engine.step_record import StepRecord
 from torch_lms.policy import Plan, PlanCursor
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Span
-from torch_lms.trace import Living, Trace
+from torch_lms.trace import Living
 
 _MAX_PLANS = 24
 """Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Each costs a cursor
@@ -30,8 +30,8 @@ _UNPLANNED_OP_S = 1e-4
 """What an operation of a step without a plan takes the host more than one of a step with a plan: seconds. 86 to 134
 microseconds were measured without one, by both interposers; with one 1.4 by the native, 46 by the Python mode."""
 
-_ROUGH = 1.25
-"""A plan is made once more if it was made for a step that is said to take so many times as long as it does."""
+_QUICK_SHARE = 0.3
+"""What a quick plan costs of what planning takes: 0.2 and 0.4 were measured, for 11,593 and 436 operations."""
 
 _log = logging.getLogger("torch_lms")
 
@@ -92,10 +92,12 @@ class Kind:
         steps: how many followed it.
         evicted_bytes: in these steps.
         floor_bytes: the least that any plan evicts in one; None until somebody asks for it.
+        is_quick: whether a better plan is to take its place.
     """
 
     signature: int
     plan: Plan
+    is_quick: bool = False
     steps: int = 0
     evicted_bytes: int = 0
     floor_bytes: float | None = None
@@ -103,20 +105,17 @@ class Kind:
 
 @dataclass(slots=True)
 class _Seen:
-    """A kind of steps for which there was no plan.
+    """A kind of steps for which there was no plan, or a quick one.
 
     Attributes:
-        steps: how many came.
-        lost_s: by these, and by those that followed a plan, since one was last made for them.
-        plans: made for them so far.
-        is_timed: whether the last plan knew how long operations take in a step that follows a plan. The host is slower
-            in others, and an operation ends when the next begins.
+        steps: how many came without one.
+        lost_s: by all of them, since a plan was last made for them.
+        plans: made for them so far, but for quick ones.
     """
 
     steps: int = 0
     lost_s: float = 0.0
     plans: int = 0
-    is_timed: bool = False
 
 
 class PlanCache:
@@ -168,7 +167,11 @@ class PlanCache:
         return [PlanCursor(kind.plan, nbytes) for kind in self.kinds]
 
     def end_step(self, step: EndedStep) -> None:
-        """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs."""
+        """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs.
+
+        The first is a quick one, where the planner can make some. A better one follows, for the times of a step that
+        followed that: without a plan the host is slower, and operations seem to take as long.
+        """
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
                 self.planned_steps += 1
@@ -176,7 +179,8 @@ class PlanCache:
                 kind.evicted_bytes += step.evicted_bytes
                 self.kinds.remove(kind)
                 self.kinds.insert(0, kind)
-                self._time(kind, step)
+                if kind.is_quick:
+                    self._order_if_it_pays(kind.signature, step, is_quick=False)
                 return
         if self.kinds:
             self.diverged_steps += 1
@@ -186,42 +190,31 @@ class PlanCache:
         if len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
         seen.steps += 1
-        seen.lost_s += step.lost_s
-        if self._has_failed:
+        if seen.steps > 1:
+            self._order_if_it_pays(signature, step, self._planner.has_quick_way and not seen.plans)
             return
-        if seen.steps == 1:
+        seen.lost_s += step.lost_s
+        if not self._has_failed:
             self._planner.get_ready()
-        elif signature not in self._ordered and self._pays(seen, step.record.op_count):
-            seen.is_timed = False
-            self._order(signature, step, step.record.trace(self._seconds))
 
-    def _pays(self, seen: _Seen, ops: int) -> bool:
+    def _order_if_it_pays(self, signature: int, step: EndedStep, is_quick: bool) -> None:
+        seen = self._seen.setdefault(signature, _Seen())
+        seen.lost_s += step.lost_s
+        if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_quick):
+            return
+        self._ordered.add(signature)
+        trace = step.record.trace(self._seconds)
+        self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds, is_quick))
+
+    def _pays(self, seen: _Seen, ops: int, is_quick: bool) -> bool:
         """Whether steps of a kind have lost, without a plan, what making one costs. A kind that came so often is
         expected to come as often again. For one whose plan had to be given up, twice as much counts each time.
         """
         if self._planner.keeps_plans or not self._planner.spares_program:
             return True  # tests and measurements have plans at once
         op_s = self._planned_ops_s / self._planned_ops if self._planned_ops else _PLANNING_OP_S
-        return bool(seen.lost_s >= ops * op_s * 2**seen.plans)
-
-    def _time(self, kind: Kind, step: EndedStep) -> None:
-        """``step`` followed the plan of ``kind``: order a better one if that was made for other times. Not where the
-        program would wait for it.
-        """
-        seen = self._seen.get(kind.signature)
-        if seen is None or seen.is_timed or self._has_failed or not self._planner.spares_program:
-            return
-        seen.lost_s += step.lost_s
-        if kind.signature in self._ordered or not self._pays(seen, step.record.op_count):
-            return
-        seen.is_timed = True
-        trace = step.record.trace(self._seconds)
-        if kind.plan.trace.seconds > _ROUGH * trace.seconds:
-            self._order(kind.signature, step, trace)
-
-    def _order(self, signature: int, step: EndedStep, trace: Trace) -> None:
-        self._ordered.add(signature)
-        self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds))
+        cost_s = ops * op_s * (_QUICK_SHARE if is_quick else 1.0)
+        return bool(seen.lost_s >= cost_s * 2**seen.plans)
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
@@ -233,16 +226,17 @@ class PlanCache:
         if made.plan is None:
             self._tell_of_failure(made.failure)
             return
-        self._planned_ops += len(made.order.trace.ops)
+        is_quick = made.order.is_quick
         self._planned_ops_s += made.cpu_s
+        self._planned_ops += round(len(made.order.trace.ops) * (_QUICK_SHARE if is_quick else 1.0))
         self.spans = [*self.spans, Span(Lane.PLANNING, "plan", made.start_s, made.end_s)][-_MAX_PLANS:]
         if self.kinds:
             self.replans += 1
         seen = self._seen.setdefault(signature, _Seen())
-        seen.plans += 1
+        seen.plans += not is_quick
         seen.lost_s = 0.0
         others = [kind for kind in self.kinds if kind.signature != signature]
-        self._follow([Kind(signature, made.plan), *others][:_MAX_PLANS])
+        self._follow([Kind(signature, made.plan, is_quick), *others][:_MAX_PLANS])
 
     def _follow(self, kinds: list[Kind]) -> None:
         """Follow these from now on."""

@@ -43,6 +43,7 @@ class PlanOrder(NamedTuple):
         ids: numbers of the pages that were alive at its end, by their id. Those that die until the plan is there are
             never asked for again, since ids are used once.
         speeds: of the link.
+        is_quick: whether a plan that is there soon will do for now.
     """
 
     signature: int
@@ -50,6 +51,7 @@ class PlanOrder(NamedTuple):
     limit: int
     ids: Mapping[PageId, int]
     speeds: Speeds
+    is_quick: bool = False
 
 
 class MadePlan(NamedTuple):
@@ -78,6 +80,7 @@ class Planner(Protocol):
         has_made: whether ``take`` would give something.
         spares_program: whether the program goes on meanwhile.
         keeps_plans: whether what is made costs nothing in the next run.
+        has_quick_way: whether some plans can be made sooner.
     """
 
     @property
@@ -88,6 +91,9 @@ class Planner(Protocol):
 
     @property
     def keeps_plans(self) -> bool: ...
+
+    @property
+    def has_quick_way(self) -> bool: ...
 
     def get_ready(self) -> None:
         """Something will be ordered soon."""
@@ -114,6 +120,7 @@ class PlansAtOnce:
 
     spares_program = False
     keeps_plans = False
+    has_quick_way = False
 
     def __init__(self, make_plan: MakePlan) -> None:
         self._make_plan = make_plan

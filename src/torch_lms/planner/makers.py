@@ -6,9 +6,12 @@ from typing import Any
 
 from torch_lms.engine import MakePlan
 from torch_lms.errors import UsageError
-from torch_lms.planner.plan import make_plan
+from torch_lms.planner.plan import make_plan, quick_plan
 from torch_lms.planner.tflms import make_tflms_plan
 from torch_lms.planner.tunables import tunables_of
+
+QUICK: Mapping[MakePlan, MakePlan] = {make_plan: quick_plan}
+"""The makers that have a quick way, and that."""
 
 PLANNED = ("planned", "tflms2")
 """The policies that follow plans."""

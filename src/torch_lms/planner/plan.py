@@ -82,6 +82,12 @@ _MAX_WALKED = 8_000
 were chosen is not recorded; what planning takes with them, docs/planning.md says."""
 
 
+def quick_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
+    """The plan that moves least, with which ``make_plan`` begins, in a third of its time. Arguments as there."""
+    least = Choice(choose(trace, limit), [])
+    return plan_for(trace, limit, least, _living(trace, ids), _reliable(speeds), Headroom(trace, limit))
+
+
 def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
     """A plan for steps like ``trace`` under ``limit``. What repeatable operations produced may be recomputed.
 
@@ -93,13 +99,7 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
         ids: numbers of the pages that were alive at its end, by their id.
         speeds: of the link, and of the disk behind host memory.
     """
-    reliable = speeds._replace(
-        d2h=speeds.d2h * _DERATED,
-        h2d=speeds.h2d * _DERATED,
-        disk_write=speeds.disk_write * _DERATED,
-        disk_read=speeds.disk_read * _DERATED,
-    )
-    search = _Search(trace, limit, ids, reliable)
+    search = _Search(trace, limit, ids, _reliable(speeds))
     if not search.best.choice.moved:
         return search.best.plan
     walks = [*_WALKS, *_shared_walks(speeds.overlap_penalty)]
@@ -116,6 +116,20 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
     if search.best.rules is not None and search.best.seconds > enough_s:
         search.walk(search.best.rules._replace(drops_unneeded=False))
     return search.best.plan
+
+
+def _reliable(speeds: Speeds) -> Speeds:
+    return speeds._replace(
+        d2h=speeds.d2h * _DERATED,
+        h2d=speeds.h2d * _DERATED,
+        disk_write=speeds.disk_write * _DERATED,
+        disk_read=speeds.disk_read * _DERATED,
+    )
+
+
+def _living(trace: Trace, ids: Mapping[PageId, int]) -> dict[PageId, int]:
+    """Those pages that the next step knows by the number that they have in this one."""
+    return {page: number for page, number in ids.items() if trace.pages[number].successor == number}
 
 
 def _shared_walks(lost: float) -> list[Rules]:
@@ -156,7 +170,7 @@ class _Search:
         self._limit = limit
         self._speeds = speeds
         self._stock_s = trace.seconds
-        self._known = {page: number for page, number in ids.items() if trace.pages[number].successor == number}
+        self._known = _living(trace, ids)
         self.tried: set[Rules] = set()
 
         self._most_held = inf

@@ -20,6 +20,7 @@ from threading import Event
 
 from torch_lms.engine import MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce
 from torch_lms.planner.kept_plans import KeptPlans, kept_in
+from torch_lms.planner.makers import QUICK
 from torch_lms.planner.serve import Answer
 from torch_lms.stores.io_pool import IoThread
 
@@ -33,12 +34,13 @@ def new_planner(make_plan: MakePlan) -> Planner:
     """One beside the program; where ``TORCH_LMS_PLANNING`` is "at-once", one that the program waits for. Plans are kept
     in the directory ``TORCH_LMS_PLANS``, if that is set.
     """
+    make_quickly = QUICK.get(make_plan)
     directory = kept_in()
     if directory is not None:
-        make_plan = KeptPlans(make_plan, directory)
+        make_plan, make_quickly = KeptPlans(make_plan, directory), None
     if os.environ.get("TORCH_LMS_PLANNING") == "at-once":
         return PlansAtOnce(make_plan)
-    return PlansBeside(make_plan)
+    return PlansBeside(make_plan, make_quickly)
 
 
 class PlansBeside:
@@ -49,13 +51,16 @@ class PlansBeside:
 
     Args:
         make_plan: makes a plan, in the process: it is pickled.
+        make_quickly: the same, sooner; None if there is no such way.
     """
 
     spares_program = True
 
-    def __init__(self, make_plan: MakePlan) -> None:
+    def __init__(self, make_plan: MakePlan, make_quickly: MakePlan | None = None) -> None:
         self.keeps_plans = isinstance(make_plan, KeptPlans)
+        self.has_quick_way = make_quickly is not None
         self._make_plan = make_plan
+        self._make_quickly = make_quickly or make_plan
         self._orders: SimpleQueue[PlanOrder | None] = SimpleQueue()
         self._made: deque[MadePlan] = deque()
         self._awaited = 0
@@ -118,7 +123,7 @@ class PlansBeside:
             answer = Answer(0.0, failure)
             if not failure:
                 try:
-                    answer = _ask(process, self._make_plan, order)
+                    answer = _ask(process, self._make_quickly if order.is_quick else self._make_plan, order)
                 except (OSError, EOFError, pickle.PickleError) as error:
                     failure = f"its process ended ({process.poll()}): {error!r}"
                     answer = Answer(0.0, failure)

@@ -54,7 +54,7 @@ class Stats:
         file_bytes: in the files from which they were loaded, now; they need not be written to leave.
         planned_steps: steps that followed a plan to their end.
         diverged_steps: steps that followed none to their end, though there were plans.
-        replans: plans made after the first, for other kinds of steps, or for the times of steps that followed a plan.
+        replans: plans made after the first: better ones, and those for other kinds of steps.
         planning_s: seconds of a processor that making plans took, beside the program.
         traffic_ratio: bytes evicted in planned steps over the least that any plan without recomputation could evict;
             below 1 if enough was recomputed. None if nothing had to, or if it was not asked for
