@@ -20,7 +20,7 @@ from torch import nn
 import torch_lms
 from torch_lms.demo.train import UNet
 from torch_lms.engine import Speeds
-from torch_lms.planner import floor_bytes, make_plan
+from torch_lms.planner import floor_bytes, make_plan, optimum_bytes
 from torch_lms.policy import Plan
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.stats import Stats
@@ -124,11 +124,29 @@ def demand_of(make: Callable[[], tuple[nn.Module, Step]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Of one net under one limit: what happened in ``STEPS`` steps, and for one of them floor and largest operation."""
+    """Of one net under one limit: what happened in ``STEPS`` steps, and one of them.
+
+    Attributes:
+        stats: of all.
+        limit: bytes.
+        trace: of the last step.
+        floor: the least bytes that such a step can evict; 0 if it followed no plan.
+    """
 
     stats: Stats
+    limit: int
+    trace: Trace
     floor: float
-    working_set_bytes: int
+
+    @property
+    def working_set_bytes(self) -> int:
+        """Of the largest operation."""
+        return self.trace.working_set_bytes
+
+    @property
+    def optimum(self) -> float:
+        """The floor for whole pages. It takes long for long steps."""
+        return optimum_bytes(self.trace, self.limit)
 
     @property
     def ratio(self) -> float:
@@ -149,9 +167,8 @@ def measure(
             step()
         lms.validate()
         stats = lms.stats(floor=policy == "planned")
-        if policy != "planned":
-            return Traffic(stats, 0.0, 0)
-        return Traffic(stats, floor_bytes(lms.trace(), limit), lms.trace().working_set_bytes)
+        trace = lms.trace()
+        return Traffic(stats, limit, trace, floor_bytes(trace, limit) if policy == "planned" else 0.0)
 
 
 def print_recomputed() -> None:
