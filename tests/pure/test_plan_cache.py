@@ -47,10 +47,10 @@ class Later:
     def close(self) -> None:
         self.is_closed = True
 
-    def finish(self, failure: str = "", cpu_s: float = 0.25) -> None:
+    def finish(self, failure: str = "") -> None:
         for order in self.orders:
             plan = None if failure else make_plan(order.trace, order.limit, order.ids, order.speeds)
-            self.made.append(MadePlan(order, plan, cpu_s, 0.0, 0.5, failure))
+            self.made.append(MadePlan(order, plan, 0.25, 0.0, 0.5, failure))
         self.orders = []
 
 
@@ -162,10 +162,10 @@ def test_a_quick_plan_comes_first_and_a_better_one_for_the_times_of_a_step_that_
         cache.end_step(ended(0.16 * PLANNING_S))  # a third of what planning costs is lost
     (order,) = later.orders
     assert order.is_quick
-    later.finish(cpu_s=0.3)
+    later.finish()
     for _ in range(2):
         assert not later.orders
-        cache.end_step(ended(0.6, followed(cache), op_s=0.25))  # planning is expected to take 1 s now
+        cache.end_step(ended(0.6 * PLANNING_S, followed(cache), op_s=0.25))
     (order,) = later.orders
     assert not order.is_quick
     assert order.trace.seconds == OPS * 0.25

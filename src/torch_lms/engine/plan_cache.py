@@ -227,8 +227,9 @@ class PlanCache:
             self._tell_of_failure(made.failure)
             return
         is_quick = made.order.is_quick
-        self._planned_ops_s += made.cpu_s
-        self._planned_ops += round(len(made.order.trace.ops) * (_QUICK_SHARE if is_quick else 1.0))
+        if not is_quick:
+            self._planned_ops += len(made.order.trace.ops)
+            self._planned_ops_s += made.cpu_s
         self.spans = [*self.spans, Span(Lane.PLANNING, "plan", made.start_s, made.end_s)][-_MAX_PLANS:]
         if self.kinds:
             self.replans += 1
