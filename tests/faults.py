@@ -65,6 +65,7 @@ from tests.injection import (
     without_tmpfile,
 )
 from torch_lms.capture.call import Call
+from torch_lms.capture.schema import describe
 from torch_lms.engine import engine
 from torch_lms.errors import ForkedPageError, PageLostError, StoreError, StoreFullError
 from torch_lms.planner import Speeds
@@ -375,7 +376,7 @@ def _contents(directory: Path) -> dict[str, str]:
 
 def memory_refused_to_an_operation(directory: Path) -> Row:
     """Each operation of a step in turn finds no memory. It runs again, or its error is the user's (N9)."""
-    recovered = refused = number = 0
+    recovered = refused = views = number = 0
     with under_way(directory, recompute=False) as run:
         run.step(1)  # sizes are known from now on
         run.restore()
@@ -383,7 +384,7 @@ def memory_refused_to_an_operation(directory: Path) -> Row:
             number += 1
             before = torch_lms.stats().recoveries
             error = ""
-            with operation_without_memory(number) as operations:
+            with operation_without_memory(number) as (operations, found):
                 try:
                     run.step(1)
                 except RuntimeError as raised:
@@ -398,11 +399,16 @@ def memory_refused_to_an_operation(directory: Path) -> Row:
                 break
             recovered += torch_lms.stats().recoveries - before
             run.restore()
-            assert recovered + refused == number
+            if recovered + refused + views < number:  # the page came, to show it
+                assert describe(found[0]).view
+                views += 1
+            assert recovered + refused + views == number
         gc.collect()  # see `errors_hold_nothing`
     assert recovered
     assert refused
-    sees = f"{GOES_ON} ({recovered} ran again); PyTorch's RuntimeError for views and writes in place ({refused})"
+    sees = (
+        f"{GOES_ON} ({recovered + views} ran again); PyTorch's RuntimeError for views and writes in place ({refused})"
+    )
     return Row(f"no memory in an operation (each of the {number - 1} of a step in turn)", sees)
 
 
@@ -438,14 +444,15 @@ def memory_refused_to_a_recomputation(directory: Path) -> Row:
     return Row("no memory to recompute a page", sees)
 
 
-def memory_refused_to_a_view(directory: Path) -> Row:
+def memory_refused_to_an_access(directory: Path) -> Row:
     """The same, where the page comes back outside of an operation."""
     with under_way(directory) as run:
         weight = run.model[0].weight
         with patch.object(cpu, "fill_storage", _refused):
-            sees = {told(torch_lms.WorkingSetError, call) for call in (weight.t, weight.tolist, partial(_pin, weight))}
+            assert weight.t()[3:].is_contiguous() == weight[:, 3:].t().is_contiguous()  # a view brings nothing
+            sees = {told(torch_lms.WorkingSetError, call) for call in (weight.tolist, partial(_pin, weight))}
         del weight
-    return Row("no memory for a page that a view, tolist() or pinned() brings back", sees.pop())
+    return Row("no memory for a page that tolist() or pinned() brings back", sees.pop())
 
 
 def _refused(*_: object) -> None:
@@ -569,7 +576,7 @@ def interrupt_at_every_copy(directory: Path) -> Row:
                 assert run.equals(numbers_after(2))
                 run.restore()
         gc.collect()  # see `errors_hold_nothing`
-    assert number > 40
+    assert number > 30
     return Row(f"KeyboardInterrupt in the wait for a copy (each of the {number - 1} of a step)", "KeyboardInterrupt")
 
 
@@ -721,7 +728,7 @@ FAULTS: dict[str, Callable[[Path], Row]] = {
         memory_refused_to_an_operation,
         memory_refused_to_a_page,
         memory_refused_to_a_recomputation,
-        memory_refused_to_a_view,
+        memory_refused_to_an_access,
         memory_refused_by_the_kernel,
         threads_refused,
         errors_hold_nothing,

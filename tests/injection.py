@@ -106,12 +106,14 @@ class NthCall:
 
 
 @contextmanager
-def operation_without_memory(number: int) -> Iterator[NthCall]:
-    """The n-th operation that LMS runs finds no memory; run again, it does."""
+def operation_without_memory(number: int) -> Iterator[tuple[NthCall, list[Any]]]:
+    """The n-th operation that LMS runs finds no memory; run again, it does. Gives all calls, and the one refused."""
+    found: list[Any] = []
 
-    def refused(*_: object, **__: object) -> None:
+    def refused(_: object, func: Any, *__: object, **___: object) -> None:
+        found.append(func)
         raise RuntimeError(NO_MEMORY)
 
     operator = type(torch.ops.aten.add.Tensor)
     with patch.object(operator, "__call__", NthCall(operator.__call__, number, refused)) as counted:
-        yield counted
+        yield counted, found

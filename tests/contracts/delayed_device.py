@@ -414,7 +414,7 @@ class UserOps(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def, override]
         kwargs = kwargs or {}
         info = describe(func)
-        if not info.view:
+        if not info.view and info.packet != "aten::set_":  # which touches no byte, either
             written = {id(t) for t in tensors_among(info.written_args(args, kwargs))}
             for tensor in _on_cpu((*args, *kwargs.values())):
                 self._device.used(tensor, info.opaque or id(tensor) in written)
