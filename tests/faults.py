@@ -449,7 +449,7 @@ def memory_refused_to_an_access(directory: Path) -> Row:
     with under_way(directory) as run:
         weight = run.model[0].weight
         with patch.object(cpu, "fill_storage", _refused):
-            assert weight.t()[3:].is_contiguous() == weight[:, 3:].t().is_contiguous()  # a view brings nothing
+            assert weight.t()[3:].stride() == (1, weight.shape[1])  # views need none
             sees = {told(torch_lms.WorkingSetError, call) for call in (weight.tolist, partial(_pin, weight))}
         del weight
     return Row("no memory for a page that tolist() or pinned() brings back", sees.pop())

@@ -180,26 +180,28 @@ class PlanCache:
                 self.kinds.remove(kind)
                 self.kinds.insert(0, kind)
                 if kind.is_quick:
-                    self._order_if_it_pays(kind.signature, step, is_quick=False)
+                    self._order_if_it_pays(self._count(kind.signature, step), kind.signature, step, is_quick=False)
                 return
         if self.kinds:
             self.diverged_steps += 1
         signature = step.record.signature
+        seen = self._count(signature, step)
+        seen.steps += 1
+        if seen.steps > 1:
+            self._order_if_it_pays(seen, signature, step, self._planner.has_quick_way and not seen.plans)
+        elif not self._has_failed:
+            self._planner.get_ready()
+
+    def _count(self, signature: int, step: EndedStep) -> _Seen:
+        """Count what ``step`` lost to its kind."""
         seen = self._seen.pop(signature, None) or _Seen()
         self._seen[signature] = seen  # the last seen comes last
         if len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
-        seen.steps += 1
-        if seen.steps > 1:
-            self._order_if_it_pays(signature, step, self._planner.has_quick_way and not seen.plans)
-            return
         seen.lost_s += step.lost_s
-        if not self._has_failed:
-            self._planner.get_ready()
+        return seen
 
-    def _order_if_it_pays(self, signature: int, step: EndedStep, is_quick: bool) -> None:
-        seen = self._seen.setdefault(signature, _Seen())
-        seen.lost_s += step.lost_s
+    def _order_if_it_pays(self, seen: _Seen, signature: int, step: EndedStep, is_quick: bool) -> None:
         if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_quick):
             return
         self._ordered.add(signature)

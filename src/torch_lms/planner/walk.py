@@ -94,8 +94,8 @@ class Walker:
     def walk(self, rules: Rules) -> Choice | None:
         """Choose the pages to be without, by ``rules``. None if too many were brought back, time and again."""
         self._walk = _Walk(self)
-        # it begins with every page on the device, as no later step does
-        return self.walk_on(rules) if self._step(rules) else None
+        first = self.walk_on(rules)  # it begins with every page on the device, as no later step does
+        return None if first is None else self.walk_on(rules)
 
     def walk_on(self, rules: Rules) -> Choice | None:
         """The same, after a step of the walk before: half the time. By other rules other pages may have been away at
@@ -103,16 +103,10 @@ class Walker:
         """
         if self._walk is None:
             return self.walk(rules)
-        walk = self._walk
-        return walk.choice() if self._step(rules) else None
-
-    def _step(self, rules: Rules) -> bool:
-        """Whether the walk went on to the end of a step. Else the next one begins anew."""
-        assert self._walk is not None
         if self._walk.step(rules):
-            return True
-        self._walk = None
-        return False
+            return self._walk.choice()
+        self._walk = None  # the next one begins anew
+        return None
 
     def worths(self, focus: float) -> list[float]:
         """The worth of having a page away from the start of the step until each operation: seconds, weighed by how far
