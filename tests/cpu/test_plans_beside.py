@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +33,9 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(PlanCache, "_pays", lambda *_: True)
     with one_thread():
         yield
+    for thread in threading.enumerate():  # what ends a little later must not end in the test that comes
+        if thread.name == "torch-lms-plans":
+            thread.join(timeout=10)
 
 
 def plans() -> PlanCache:

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event
 
@@ -131,6 +132,10 @@ class PlansBeside:
             self._done(MadePlan(order, plan, answer.cpu_s, start_s, time.perf_counter(), answer.failure))
         if self._process is not None:
             _end(self._process, os.getpid())
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with suppress(OSError):  # an order that nobody read
+                    pipe.close()
 
     def _done(self, made: MadePlan) -> None:
         self._made.append(made)
