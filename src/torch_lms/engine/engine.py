@@ -109,6 +109,7 @@ class Halt(NamedTuple):
         tick: when the last of them ended, counted in operations.
         op: the operation that comes next.
         pages: that it uses.
+        new_bytes: that were created since the last halt by operations for which pages moved, and that it creates.
         resident, host, disk: bytes of pages in each tier, once the pages have moved.
     """
 
@@ -116,6 +117,7 @@ class Halt(NamedTuple):
     tick: int
     op: TracedOp
     pages: tuple[PageId, ...]
+    new_bytes: int
     resident: int
     host: int
     disk: int
@@ -316,7 +318,7 @@ class Engine:
             self._has_moved(now)
         if not are_there:
             return False
-        self._backend.grows(op.new_bytes, halt.resident, self.pager.limit)
+        self._backend.grows(halt.new_bytes, halt.resident, self.pager.limit)
         if record is not None:
             record.ready(op.name, self._spent_until, halt.resident, halt.host, halt.disk)
         return True
@@ -329,7 +331,12 @@ class Engine:
     @property
     def is_to_ask_for_room(self) -> bool:
         """With limit "auto": whether it was asked for so long ago that it had better be asked again."""
-        return self._is_auto and time.monotonic() - self._refreshed_at >= REFRESH_EVERY_S
+        return time.monotonic() >= self.asks_for_room_at_s
+
+    @property
+    def asks_for_room_at_s(self) -> float:
+        """From when on; that clock is ``time.monotonic``."""
+        return self._refreshed_at + REFRESH_EVERY_S if self._is_auto else inf
 
     @property
     def position_to_repeat(self) -> int:

@@ -20,7 +20,7 @@ class Journal(Protocol):
         """Each event: its kind, as below; which page, or which position in the plan; bytes; when, in seconds."""
 
 
-_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED = range(6)
+_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED, _PAGES_MOVED = range(7)
 
 
 class Stretch(NamedTuple):
@@ -296,14 +296,19 @@ def _told(
     began: tuple[int, int] | None = None
     used: list[PageId] = []
     wrote: list[PageId] = []
-    for kind, which, nbytes, _ in events:
+    for kind, which, nbytes, at_s in events:
         if kind == _OP_USED:
             used.append(which)
             continue
         if began is not None:  # its pages are known now
             op, now = ops[began[0]], next(times)
             yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now
-            yield _READY, op.name, now, began[1], host, disk
+            ready = now
+            if kind == _PAGES_MOVED:
+                host, disk, ready = which, nbytes, at_s
+                yield _SPENT, "stall", now, ready, 0, -1
+                yield _PAUSED, now, ready
+            yield _READY, op.name, ready, began[1], host, disk
             began = None
         if kind == _OP_BEGAN:
             began, used = (which, nbytes), []

@@ -1,5 +1,6 @@
 """What the native interposer can be told and asked."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -8,6 +9,59 @@ PageId = int
 
 ToldRecipe = tuple[PageId, int, tuple[PageId, ...], int]
 """A page, and how it is recomputed: its number among the plan's recomputations, inputs, bytes needed beside these."""
+
+
+class Spilling(Protocol):
+    """Copies pages of the CPU to a file and back, on threads of its own."""
+
+    def grant(self, offset: int, length: int) -> None:
+        """Pages may be copied to this part of the file, in bytes that are multiples of 4096."""
+
+    def free_bytes(self) -> int:
+        """Of what was granted."""
+
+    def has(self, page: PageId) -> bool:
+        """Whether the page has a copy in the file, or is about to."""
+
+    def start_evict(self, page: PageId, storage: torch.UntypedStorage) -> bool:
+        """Start to copy it down. False if there is no room for it."""
+
+    def start_fetch(self, page: PageId, storage: torch.UntypedStorage) -> None:
+        """Start to copy it up, into the memory that its storage has again."""
+
+    def finish(self, page: PageId, patience_s: float) -> int | None:
+        """Wait until its copy has ended, at most so long. None if it is still under way. Else 0, or how it failed: an
+        error number of the system, -1 if the file ends before, -2 if the bytes are not those written.
+        """
+
+    def discard(self, page: PageId) -> None:
+        """Give up its copy, if it has one."""
+
+    def place(self, page: PageId) -> tuple[int, bool]:
+        """Where its copy is in the file, and whether the latest came from there."""
+
+    def landed(self) -> list[PageId]:
+        """Pages whose copies have ended, though nobody waited for that."""
+
+    def made(self) -> int:
+        """How many copies were made since ``take_copied``."""
+
+    def take_copied(self) -> list[tuple[bool, float, float, int, PageId]]:
+        """Those: whether up, when it began and ended (``time.perf_counter``), bytes, page."""
+
+    def take_stalled_s(self) -> float:
+        """Seconds in which somebody waited, since this was last asked."""
+
+    def hinder(self, hindrance: Callable[[bool, int], int] | None) -> None:
+        """Have ``hindrance`` called before each read (True) and write, with its offset. It returns the error number with
+        which that fails, or 0. For tests.
+        """
+
+    def close(self) -> None:
+        """Perform what was asked for, then end the threads."""
+
+    def abandon(self) -> None:
+        """This is a forked child: the threads stayed with the parent."""
 
 
 class Native(Protocol):
@@ -43,6 +97,13 @@ class Native(Protocol):
     def close(self) -> list[tuple[int, list[PageId]]]:
         """Close it. The pages of the operations that are on it now, by the identity of their threads."""
 
+    def Spill(self, fd: int, threads: int) -> Spilling:
+        """Copies pages to an open file. So many threads in each direction.
+
+        Raises:
+            RuntimeError: they cannot be started.
+        """
+
     def StepPlan(
         self, ops: list[Any], nbytes: list[int], recomputations: list[tuple[int, tuple[int, ...], int]]
     ) -> Any:
@@ -70,6 +131,7 @@ class Native(Protocol):
         lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
         planned: list[ToldRecipe],
         dropped: list[ToldRecipe],
+        carrier: tuple[Spilling | None, int, int, float],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
@@ -88,6 +150,9 @@ class Native(Protocol):
             lists: what the plan still has to do: the first four of ``policy.Lists``.
             planned: how the pages are recomputed that the plan has dropped now.
             dropped: the same of those that are dropped.
+            carrier: who performs moves without Python, if anybody does; the number of the tier below; how many bytes
+                are created by operations for which pages move until Python hears of them; when it is asked how much
+                room there is, if that is short (``time.monotonic``).
         """
 
     def move(
@@ -96,7 +161,8 @@ class Native(Protocol):
         """What moves before the plan's operation at ``position``, on ``pages``, of which it may write ``writes``.
         Copies of ``landed`` have ended. None if that must be decided. Else the operation has begun, no other passes
         until ``moved``, and these are told: a journal and how many operations are in it; how many passed since
-        ``follow``, with this one; bytes on the device and in each tier after the moves; the moves
+        ``follow``, with this one; bytes that operations created since this was last asked for which pages moved
+        without Python; bytes on the device and in each tier after the moves; the moves
         (``runtime.native_moves.Act``, page, tier, the operation since ``follow`` that used the page last, -1 for none);
         how those are recomputed that are dropped; pages that Python does not know, their storages and streams.
         """
@@ -136,6 +202,9 @@ class Native(Protocol):
 
     def add(self, storage: torch.UntypedStorage, is_young: bool) -> PageId:
         """It becomes a page."""
+
+    def nbytes(self, page: PageId) -> int:
+        """Its size, also while it is away."""
 
     def name(self, page: PageId) -> int:
         """Python knows of the page, though it may still be young: its death is told. The stream of its memory."""

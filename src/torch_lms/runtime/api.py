@@ -13,7 +13,7 @@ import torch
 from torch_lms.engine import Kind
 from torch_lms.errors import SessionError, UsageError
 from torch_lms.live import Reading, Server
-from torch_lms.native import load
+from torch_lms.native import Native, load
 from torch_lms.policy import Plan
 from torch_lms.runtime import attach as threads
 from torch_lms.runtime import outputs
@@ -22,6 +22,7 @@ from torch_lms.runtime.collecting import traffic_ratio
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.interposer import refuse_inside_other_modes
+from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.runtime.options import Options, check
 from torch_lms.runtime.readings import take_reading
 from torch_lms.runtime.session import Session
@@ -50,7 +51,8 @@ class Lms:
     def __init__(self, options: Options, given: dict[str, Any]) -> None:
         may_be_watched = _may_be_watched()
         self.given = given
-        self._session = Session(options, lambda device: _new_executor(device, options), _interposer())
+        found = _interposer()
+        self._session = Session(options, lambda device: _new_executor(device, options, found.native), found)
         self._step_times = StepTimes()
         session = self._session
         self._steps = StepHooks(self.step, session.adopt, lambda: session.uses, session.suspecting, session.limit_of)
@@ -405,10 +407,10 @@ def _server(read: Callable[[], Reading | None]) -> Server | None:
         return None
 
 
-def _new_executor(device: torch.device, options: Options) -> Executor:
+def _new_executor(device: torch.device, options: Options, native: Native | None) -> Executor:
     disk = DiskStore(options.spill_dir)
     if device.type == "cpu":
-        return CpuExecutor(disk)
+        return CpuExecutor(disk) if native is None else NativeCpuExecutor(disk, native)
     accelerator = AcceleratorDevice(device)
     return StreamExecutor(accelerator, HostStore(options.host_limit, accelerator.page_lock, works_ahead=True), disk)
 

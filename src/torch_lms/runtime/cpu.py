@@ -66,8 +66,7 @@ class CpuExecutor(Executor):
         self._mapped.add(entry.page)
 
     def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
-        if self._heap is None:
-            self._heap = Heap()
+        self.watch_heap()
         storage = entry()
         if storage is None:
             return
@@ -120,6 +119,11 @@ class CpuExecutor(Executor):
 
     def adopt(self, entry: Entry) -> None:
         """Its memory is no stream's."""
+
+    def watch_heap(self) -> None:
+        """Pages leave from now on."""
+        if self._heap is None:
+            self._heap = Heap()
 
     def grows(self, new_bytes: int, resident_bytes: int, limit: int) -> None:
         if self._heap is not None:

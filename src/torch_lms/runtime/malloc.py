@@ -53,10 +53,15 @@ class Heap:
         if is_address_space_limited():
             give_back_early()
 
+    @staticmethod
+    def most_unseen(limit: int) -> int:
+        """So many bytes may be allocated under ``limit`` until it has to be told."""
+        return int(limit * _FREE_SHARE / _LOOKS)
+
     def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
         """``nbytes`` are about to be allocated, while pages occupy ``held_bytes`` of ``limit``."""
         self._made_bytes += nbytes
-        if _glibc is None or self._made_bytes * _LOOKS < limit * _FREE_SHARE:
+        if _glibc is None or self._made_bytes < self.most_unseen(limit):
             return
         self._spent_bytes += self._made_bytes
         self._made_bytes = 0

@@ -24,6 +24,8 @@ from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath, Progress
 from torch_lms.runtime.interposer import Interposer
+from torch_lms.runtime.malloc import Heap
+from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
@@ -146,11 +148,21 @@ class NativeFastPath(FastPath):
             (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
             [_told(recipe, recipe.number) for recipe in cursor.recipes.values()],
             [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
+            self._carrier(backend),
         )
         if cursor is not self._cursor:
             self._calls.clear()
         self._cursor = cursor
         self._followed = backend
+
+    def _carrier(self, backend: DeviceBackend) -> tuple[Any, int, int, float]:
+        """Who moves pages without Python, to which tier, and until when."""
+        executor, engine = backend.executor, backend.engine
+        if not isinstance(executor, NativeCpuExecutor) or engine.pager.has_refused:
+            return None, -1, 0, 0.0
+        executor.watch_heap()
+        most_unseen = Heap.most_unseen(engine.pager.limit)
+        return executor.spill, self._tiers.index(Tier.DISK), most_unseen, engine.asks_for_room_at_s
 
     def prepare(self, position: int, pages: list[PageId], writes: list[PageId]) -> "Prepared":
         """The plan's operation at ``position``, which the interposer is about to run, begins on ``pages``."""
@@ -187,7 +199,7 @@ class NativeFastPath(FastPath):
         found = self._native.move(position, pages, writes, executor.landed())
         if found is None:
             return False
-        journal, journaled, ops, resident, held, told, recipes, unknown = found
+        journal, journaled, ops, made_bytes, resident, held, told, recipes, unknown = found
         moves = Moves(backend, self._tiers, self._tick, self._writes_of)
         dropped = {recipe.page: recipe for recipe in self._recipes(recipes)}
 
@@ -208,7 +220,8 @@ class NativeFastPath(FastPath):
 
         host, disk, _ = self._lower(held)
         stretch = Stretch(journaled, journal, self._since)
-        halt = Halt(stretch, self._tick + ops - 1, op, tuple(pages), resident, host, disk)
+        new_bytes = made_bytes + op.new_bytes
+        halt = Halt(stretch, self._tick + ops - 1, op, tuple(pages), new_bytes, resident, host, disk)
         are_there = False
         try:
             are_there = engine.moves(halt, move)

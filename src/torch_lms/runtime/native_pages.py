@@ -67,7 +67,7 @@ class NativeRegistry(Registry):
         """``storage`` is the page of that number."""
         entry = Entry(storage)
         entry.page = page
-        entry.nbytes = storage_nbytes(storage)
+        entry.nbytes = self._native.nbytes(page)  # which may be away
         entry.engine = self._engine_of(storage)
         entry.key = id(storage)
         entry.is_exported = False

@@ -131,14 +131,7 @@ class Write(Copy):
         self._checksums[index] = found
 
     def _explained(self, error: Exception, file: SpillFile) -> StoreError:
-        story: StoreError
-        if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
-            story = file.full(self._slot.nbytes, f"it was promised {format_bytes(file.size)}")
-        else:
-            page = f"a page of {format_bytes(self._slot.nbytes)} at offset {self._slot.offset}"
-            story = StoreError(f"could not write {page} of the spill file in {file.directory}: {error}")
-        story.__cause__ = error
-        return story
+        return not_written(error, self._slot.nbytes, self._slot.offset, file)
 
 
 class Read(Copy):
@@ -152,7 +145,24 @@ class Read(Copy):
         part[:] = bounce[: part.nbytes]
 
     def _explained(self, error: Exception, file: SpillFile) -> StoreError:
-        page = f"a page of {format_bytes(self._slot.nbytes)} at offset {self._slot.offset}"
-        story = PageLostError(f"could not read back {page} of the spill file in {file.directory}: {error}")
-        story.__cause__ = error
-        return story
+        return not_read(error, self._slot.nbytes, self._slot.offset, file)
+
+
+def not_written(error: Exception, nbytes: int, offset: int, file: SpillFile) -> StoreError:
+    """What to tell whoever waits for a page of ``nbytes`` to be written at ``offset``."""
+    story: StoreError
+    if isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+        story = file.full(nbytes, f"it was promised {format_bytes(file.size)}")
+    else:
+        page = f"a page of {format_bytes(nbytes)} at offset {offset}"
+        story = StoreError(f"could not write {page} of the spill file in {file.directory}: {error}")
+    story.__cause__ = error
+    return story
+
+
+def not_read(error: Exception, nbytes: int, offset: int, file: SpillFile) -> PageLostError:
+    """The same for one that is read."""
+    page = f"a page of {format_bytes(nbytes)} at offset {offset}"
+    story = PageLostError(f"could not read back {page} of the spill file in {file.directory}: {error}")
+    story.__cause__ = error
+    return story

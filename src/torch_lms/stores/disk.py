@@ -57,7 +57,7 @@ class DiskStore(Store):
         self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 2, direct: bool = True
     ) -> None:
         self.directory = Path(directory).absolute()
-        self._file = SpillFile(self.directory, direct)
+        self.file = self._file = SpillFile(self.directory, direct)
         remove_leftovers(self.directory)
         self.direct = self._file.direct
         self._capacity = _default_capacity(self._file.free_bytes()) if capacity is None else capacity

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "moving.h"
+#include "carrier.h"
 
 #include <chrono>
 #include <memory>
@@ -55,6 +55,7 @@ struct Handover {
   int64_t resident_peak;
   std::array<int64_t, max_tiers> held;  // bytes in each lower tier
   int64_t patience_us;  // after which it is looked whether copies down have ended, whose room a page waits for
+  Carrier carrier;
 };
 
 // What it hears when it takes over again.
@@ -76,6 +77,10 @@ class Following {
 
   Moving moving;
   bool is_moving = false;  // pages move for the plan's next operation: no other may pass
+
+  const Carrier& carrier() const {
+    return handover_.carrier;
+  }
 
   uint64_t epoch() const {
     return epoch_;
@@ -100,10 +105,12 @@ class Following {
     passed_ = {};
     passed_.position = handover_.position;
     touches_ = 0;
+    made_bytes_ = 0;
     is_moving = false;
     moving.done = {};
     ++epoch_;
     start_journal();
+    pages_.spill = handover_.carrier.spill ? handover_.carrier.spill : pages_.spill;
     Account& account = pages_.account(handover_.device);
     account.limit = handover_.limit;
     account.resident = handover_.resident;
@@ -120,6 +127,37 @@ class Following {
     return written;
   }
 
+  // Bytes that operations created for which pages were moved here.
+  int64_t take_made() {
+    return std::exchange(made_bytes_, 0);
+  }
+
+  // Whether moves before the plan's next operation may be performed here.
+  bool may_carry() const {
+    const Carrier& carrier = handover_.carrier;
+    if (!carrier.spill || made_bytes_ >= carrier.most_made || carrier.spill->made() >= most_copied) {
+      return false;
+    }
+    const Account& account = pages_.account(handover_.device);
+    return now_s() < carrier.until_s || account.limit - account.resident >= next()->new_bytes;
+  }
+
+  // They were, all of them.
+  void has_carried() {
+    const Account& account = pages_.account(handover_.device);
+    made_bytes_ += op_at(passed_.position).new_bytes;
+    passed_.journal->moved(0, account.held[static_cast<size_t>(handover_.carrier.tier)]);
+    wait_for_room();
+  }
+
+  // Of the moves only the first `count` were performed, and after the next the page `failed` is in that state.
+  void go_back(size_t count, PageId failed, State state) {
+    moving.go_back(count);
+    if (Page* page = pages_.find(failed)) {
+      pages_.set(*page, state, state == State::resident ? no_tier : page->tier);
+    }
+  }
+
   // From when on a page that is to be fetched may find room.
   void wait_for_room() {
     wanted_ = moving.wanted();
@@ -129,6 +167,7 @@ class Following {
   Passed end() {
     pages_.sweep();
     pages_.journal = nullptr;
+    handover_.carrier = {};
     return std::exchange(passed_, {});
   }
 
@@ -297,6 +336,8 @@ class Following {
   }
 
  private:
+  static constexpr size_t most_copied = 4096;  // copies that Python has not counted
+
   void start_journal() {
     passed_.journal = std::make_shared<Journal>();
     passed_.journaled = 0;
@@ -353,6 +394,7 @@ class Following {
   Handover handover_ = {};
   std::chrono::steady_clock::time_point until_;
   Passed passed_ = {};
+  int64_t made_bytes_ = 0;
   int64_t wanted_ = 0;  // with so much room, a page is to be fetched; 0 if none waits for that
   std::vector<PageId> numbered_;  // by number in the plan
   uint64_t touches_ = 0;

@@ -87,7 +87,12 @@ void Interposer::claim(const std::string& key) {
   above_ = above_python_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   key_ = wanted;
   static const int forks = pthread_atfork(
-      [] { interposer().lock.lock(); }, [] { interposer().lock.unlock(); }, [] { interposer().lock.unlock(); });
+      [] { interposer().lock.lock(); },
+      [] { interposer().lock.unlock(); },
+      [] {
+        interposer().is_carrying = false;  // the thread that did stayed with the parent
+        interposer().lock.unlock();
+      });
   TORCH_CHECK(forks == 0, "pthread_atfork failed");
 }
 
@@ -154,6 +159,17 @@ std::optional<std::vector<Move>> Interposer::move(
     const std::vector<PageId>& used,
     const std::vector<PageId>& written,
     const std::vector<PageId>& landed) {
+  const auto found = next_on(position, used);
+  auto moves = found ? following.decide(*found, written, landed) : std::nullopt;
+  if (moves) {
+    following.proceed(*found);
+    following.is_moving = true;
+  }
+  return moves;
+}
+
+// The pages of the plan's operation at `position`, if that is the next, and pages may be moved for it.
+std::optional<std::vector<Page*>> Interposer::next_on(int position, const std::vector<PageId>& used) {
   const PlannedOp* next = following.next();
   if (!is_following || following.is_moving || following.position() + 1 != position || next == nullptr) {
     return std::nullopt;
@@ -171,12 +187,7 @@ std::optional<std::vector<Move>> Interposer::move(
       return std::nullopt;  // whose pages have to stay
     }
   }
-  auto moves = following.decide(found, written, landed);
-  if (moves) {
-    following.proceed(found);
-    following.is_moving = true;
-  }
-  return moves;
+  return found;
 }
 
 int Interposer::name(const std::string& name) {
@@ -429,8 +440,11 @@ bool Interposer::may_be_large(const std::vector<Page*>& used) {
   return !used.empty() && nbytes * settings.large >= pages.account(used.front()->device).limit;
 }
 
-// Have Python move pages for the operation, which is the plan's next.
+// Move pages for the operation, which is the plan's next, or have Python do so.
 Entrance Interposer::prepare(Running& self) {
+  if (carry(self)) {
+    return Entrance::passes;
+  }
   const auto mover = owner();
   const Prepared prepared = mover ? mover->prepare(self.position, self.pages, self.wrote) : Prepared::no;
   std::lock_guard<std::mutex> held(lock);
@@ -450,6 +464,51 @@ Entrance Interposer::prepare(Running& self) {
   self.is_captured = self.is_captured && !self.must_end;
   self.is_busy = prepared != Prepared::no;
   return self.is_busy ? Entrance::passes : Entrance::python;
+}
+
+// Move them without Python. Whether that was possible, so that the operation has begun.
+bool Interposer::carry(Running& self) {
+  Carrier carrier;
+  std::vector<Carried> moves;
+  size_t journal_size = 0;
+  {
+    std::lock_guard<std::mutex> held(lock);
+    const auto found = next_on(self.position, self.pages);
+    if (!found || !following.may_carry()) {
+      return false;
+    }
+    carrier = following.carrier();
+    const auto decided = following.decide(*found, self.wrote, carrier.spill->landed());
+    if (!decided) {
+      return false;
+    }
+    for (const Move& move : *decided) {
+      Carried& carried = moves.emplace_back(Carried{move});
+      if (const Page* page = pages.find(move.page)) {
+        carried = {move, page->nbytes, page->tier, page->alive};
+      }
+    }
+    journal_size = following.journal_size();
+    following.advance(*found);
+    following.is_moving = is_carrying = true;
+  }
+  const Outcome outcome = carrier.perform(moves);
+  const bool are_there = outcome.count == moves.size();
+  {
+    std::lock_guard<std::mutex> held(lock);
+    following.is_moving = is_carrying = false;
+    if (are_there) {
+      following.has_carried();
+      self.epoch = following.epoch();
+      self.journal_size = journal_size;
+      self.is_busy = true;
+    } else {
+      following.take_back(self.position, journal_size);
+      following.go_back(outcome.count, outcome.failed, outcome.state);
+    }
+  }
+  carried_.notify_all();
+  return are_there;
 }
 
 // Whether the operation follows the plan, and whether pages have to move for it.

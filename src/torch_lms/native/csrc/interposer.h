@@ -164,6 +164,12 @@ class Interposer {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+  // Until no thread moves pages without Python.
+  void wait_for_carrier() {
+    std::unique_lock<std::mutex> held(lock);
+    carried_.wait(held, [&] { return !is_carrying; });
+  }
+
   std::mutex lock;
   Pages pages;
   Following following{pages};
@@ -172,6 +178,7 @@ class Interposer {
   std::atomic<bool> is_open{false};
   std::atomic<bool> is_following{false};
   std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
+  bool is_carrying = false;  // pages move for the plan's next operation, without Python and without the lock
   uint64_t entered = 0;
   std::vector<StreamId> streams;  // that Python knows
   bool knows(StreamId stream) const {
@@ -190,6 +197,8 @@ class Interposer {
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   bool may_be_large(const std::vector<Page*>& used);
   Entrance prepare(Running& self);
+  bool carry(Running& self);
+  std::optional<std::vector<Page*>> next_on(int position, const std::vector<PageId>& used);
   void capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
   void finish(
       const Operator& op,
@@ -211,6 +220,7 @@ class Interposer {
   c10::DispatchKeySet above_python_;  // what has had its turn before PyTorch's dispatch modes
   c10::DispatchKeySet above_;  // the same, but for what kernels count on
   std::shared_ptr<Owner> owner_;
+  std::condition_variable carried_;
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
   std::unordered_map<std::string, int> names_;
   uint64_t looked_up_ = 0;  // operations, to find each page once

@@ -27,7 +27,13 @@ enum class What : int8_t {
   wrote = 3,    // a page, by the operation that ends next
   ends = 4,
   died = 5,  // a page
+  moved = 6,  // pages, for the operation that began last, until then: bytes in host memory, and on disk
 };
+
+// The clock of Python's time.perf_counter.
+inline double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 struct Event {
   What what;
@@ -39,8 +45,7 @@ struct Event {
 class Journal {
  public:
   void begins(int64_t position, int64_t resident_bytes) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();  // the clock of Python's time.perf_counter
-    events_.push_back({What::begins, position, resident_bytes, std::chrono::duration<double>(now).count()});
+    events_.push_back({What::begins, position, resident_bytes, now_s()});
   }
   void uses(PageId page) {
     events_.push_back({What::uses, page, 0, 0});
@@ -56,6 +61,9 @@ class Journal {
   }
   void died(PageId page) {
     events_.push_back({What::died, page, 0, 0});
+  }
+  void moved(int64_t host_bytes, int64_t disk_bytes) {
+    events_.push_back({What::moved, host_bytes, disk_bytes, now_s()});
   }
   // Forget all that came after it had this size.
   void shrink(size_t size) {

@@ -11,6 +11,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
 #include <exception>
@@ -282,6 +283,24 @@ auto locked(Do what) {
   }
 }
 
+// The same, while nobody moves pages without Python.
+template <typename Do>
+void undisturbed(Do what) {
+  bool is_done = false;
+  while (!is_done) {
+    {
+      py::gil_scoped_release free;
+      interposer().wait_for_carrier();
+    }
+    is_done = locked([&](Interposer& all) {
+      if (!all.is_carrying) {
+        what(all);
+      }
+      return !all.is_carrying;
+    });
+  }
+}
+
 void start(py::object owner, const std::string& device_type, py::dict sizes, bool has_streams) {
   Settings settings;
   settings.device_type = c10::Device(device_type).type();
@@ -420,6 +439,10 @@ AsRecipe told(PageId page, const Recipe& recipe) {
 // Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
+// Who performs moves (none: Python); the number of the tier below; bytes that are created until Python is asked, and when
+// it is, if room is short.
+using AsCarrier = std::tuple<std::shared_ptr<Spill>, int, int64_t, double>;
+
 void follow(
     std::shared_ptr<StepPlan> plan,
     bool is_new,
@@ -431,7 +454,8 @@ void follow(
     const std::vector<std::pair<PageId, int>>& bound,
     const Lists& lists,
     const std::vector<AsRecipe>& planned,
-    const std::vector<AsRecipe>& dropped) {
+    const std::vector<AsRecipe>& dropped,
+    const AsCarrier& carrier) {
   locked([&](Interposer& all) {
     for (const auto& [id, state, tier, has_new_copy, is_fixed] : states) {
       if (Page* page = all.pages.find(id)) {
@@ -470,6 +494,7 @@ void follow(
     handover.position = position;
     handover.device = device;
     std::tie(handover.limit, handover.resident, handover.peak, handover.resident_peak, handover.patience_us) = sizes;
+    std::tie(handover.carrier.spill, handover.carrier.tier, handover.carrier.most_made, handover.carrier.until_s) = carrier;
     all.following.begin(std::move(handover));
     for (const auto& [id, number] : bound) {
       if (Page* page = all.pages.find(id)) {
@@ -481,9 +506,9 @@ void follow(
 }
 
 // See `Interposer::move`. None, or the journal until then and its operations; how many operations passed since Python
-// handed over; the bytes on the device and in each lower tier after the moves; the moves, each with the last use of its
-// page, counted in operations since then (-1 if there was none); how those are recomputed that are dropped; pages among
-// them that Python does not know.
+// handed over; bytes that operations created for which pages moved without Python; the bytes on the device and in each
+// lower tier after the moves; the moves, each with the last use of its page, counted in operations since then (-1 if there
+// was none); how those are recomputed that are dropped; pages among them that Python does not know.
 py::object move(
     int position,
     const std::vector<PageId>& pages,
@@ -493,6 +518,7 @@ py::object move(
   std::shared_ptr<Journal> journal;
   int64_t journaled = 0;
   int64_t ops = 0;
+  int64_t made_bytes = 0;
   Account account;
   std::vector<std::tuple<int, PageId, int, int64_t>> asked;
   std::vector<AsRecipe> recipes;
@@ -517,6 +543,7 @@ py::object move(
     }
     std::tie(journal, journaled) = all.following.cut();
     ops = all.following.ops();
+    made_bytes = all.following.take_made();
     account = all.pages.account(all.following.device());
   });
   if (!moves) {
@@ -526,7 +553,7 @@ py::object move(
   for (auto& [id, storage, stream] : unknown) {
     known.append(py::make_tuple(id, to_python(std::move(storage)), stream));
   }
-  return py::make_tuple(journal, journaled, ops, account.resident, account.held, asked, recipes, known);
+  return py::make_tuple(journal, journaled, ops, made_bytes, account.resident, account.held, asked, recipes, known);
 }
 
 // The moves were performed. If not all: the first `count`, and after the next its page is as told. The operation has not
@@ -537,12 +564,8 @@ void moved(bool are_all, size_t count, PageId failed, int state) {
       return;
     }
     if (!are_all) {
-      all.following.moving.go_back(count);
+      all.following.go_back(count, failed, static_cast<State>(state));
       all.following.retreat();
-      if (Page* page = all.pages.find(failed)) {
-        const auto after = static_cast<State>(state);
-        all.pages.set(*page, after, after == State::resident ? no_tier : page->tier);
-      }
     }
     all.following.wait_for_room();
   });
@@ -583,7 +606,7 @@ py::object take_over() {
   std::vector<std::pair<uint64_t, std::vector<PageId>>> running;
   Passed passed;
   Account account;
-  locked([&](Interposer& all) {
+  undisturbed([&](Interposer& all) {
     std::tie(passed, running) = all.take_over();
     account = all.pages.account(all.following.device());
     all.pages.account(all.following.device()).peak = 0;
@@ -633,6 +656,42 @@ py::object take_over() {
       account.peak, account.resident_peak, moved, as_counts(done), lists, planned, dropped, stale, running);
 }
 
+Held held(py::handle storage) {
+  return Held::reclaim_copy(storage_of(storage));
+}
+
+// Without the GIL, for which an operation may wait that runs now. What copies held goes with it.
+template <typename Do>
+auto waiting(Spill& spill, Do what) {
+  const auto drop = [&] { spill.take_let_go(); };
+  if constexpr (std::is_void_v<decltype(what())>) {
+    {
+      py::gil_scoped_release free;
+      what();
+    }
+    drop();
+  } else {
+    auto result = [&] {
+      py::gil_scoped_release free;
+      return what();
+    }();
+    drop();
+    return result;
+  }
+}
+
+std::vector<std::tuple<bool, double, double, int64_t, PageId>> take_copied(Spill& spill) {
+  std::vector<std::tuple<bool, double, double, int64_t, PageId>> told;
+  for (const Copied& copied : spill.take_copied()) {
+    told.emplace_back(copied.is_up, copied.began_s, copied.ended_s, copied.nbytes, copied.page);
+  }
+  return told;
+}
+
+void hinder(Spill& spill, std::optional<Spill::Hindrance> hindrance) {
+  spill.hinder(hindrance ? std::make_shared<const Spill::Hindrance>(std::move(*hindrance)) : nullptr);
+}
+
 // Another tensor of the same storage, which may be too small for it: whoever uses it sees to that.
 at::Tensor alias(const at::Tensor& tensor, std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset) {
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
@@ -652,6 +711,30 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     }
     return told;
   });
+  py::class_<Spill, std::shared_ptr<Spill>>(module, "Spill")
+      .def(py::init<int, size_t>())
+      .def("grant", &Spill::grant)
+      .def("free_bytes", &Spill::free_bytes)
+      .def("has", &Spill::has)
+      .def("start_evict", [](Spill& spill, PageId page, py::handle storage) {
+        return spill.start_evict(page, held(storage));
+      })
+      .def("start_fetch", [](Spill& spill, PageId page, py::handle storage) { spill.start_fetch(page, held(storage)); })
+      .def("finish", [](Spill& spill, PageId page, double patience_s) {
+        const std::chrono::microseconds patience{static_cast<int64_t>(patience_s * 1e6)};
+        return waiting(spill, [&] { return spill.finish(page, patience); });
+      })
+      .def("discard", [](Spill& spill, PageId page) { waiting(spill, [&] { spill.discard(page); }); })
+      .def("place", &Spill::place)
+      .def("landed", &Spill::landed)
+      .def("made", &Spill::made)
+      .def("take_copied", &take_copied)
+      .def("take_stalled_s", &Spill::take_stalled_s)
+      .def("hinder", &hinder)
+      .def("close", [](Spill& spill) { waiting(spill, [&] { spill.close(); }); })
+      .def("abandon", [](std::shared_ptr<Spill> spill) {  // its threads stayed with the parent: it is never destroyed
+        new std::shared_ptr<Spill>(std::move(spill));
+      });
   module.def("alias", &alias);
   module.def("follow", &follow);
   module.def("move", &move);
@@ -676,6 +759,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     return locked([&](Interposer& all) {
       const Page* page = all.pages.find(id);
       return page == nullptr ? -1 : page->is_touched ? page->touch.writes : 0;
+    });
+  });
+  module.def("nbytes", [](PageId id) {
+    return locked([&](Interposer& all) {
+      const Page* page = all.pages.find(id);
+      return page == nullptr ? 0 : page->nbytes;
     });
   });
   module.def("name", [](PageId id) {

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "journal.h"
+#include "spill.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -176,6 +176,10 @@ class Pages {
     if (journal != nullptr) {
       journal->died(page->id);
     }
+    if (spill && spill->has(page->id)) {  // at once: Python may never have heard of the page
+      spill->discard(page->id);
+      set(*page, State::resident, no_tier);
+    }
     give_up_copy(*page);
     set_recipe(*page, nullptr);
     drop(page);
@@ -292,7 +296,8 @@ class Pages {
     return all_;
   }
 
-  Journal* journal = nullptr;  // hears of every death, while there is one
+  Journal* journal = nullptr;    // hears of every death, while there is one
+  std::shared_ptr<Spill> spill;  // has copies, if the session has one
 
  private:
   static constexpr int max_births_ = 64;

@@ -1,0 +1,597 @@
+// Pages of the CPU on their way to a file and back, by threads that never need the GIL.
+//
+// The file is Python's (`stores/disk.py`), which grants parts of it. A page's copy is known here by the page's number.
+// What is read is checked against a checksum taken when it was written. As `stores/copies.py` has it, but for one thing:
+// pages that leave one after the other lie one after the other, and small ones are written at once.
+
+#pragma once
+
+#include "journal.h"
+
+#include <ATen/native/Resize.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+namespace torch_lms {
+
+using Held = c10::intrusive_ptr<c10::StorageImpl>;
+
+// Memory that begins on a page of the system, as direct I/O demands. Shared: with private memory, a fork during direct
+// I/O can give the bytes that arrive to the wrong process.
+class Bounce {
+ public:
+  static constexpr size_t nbytes = 1 << 20;
+
+  Bounce() : memory_(mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    if (memory_ == MAP_FAILED) {
+      throw std::bad_alloc();
+    }
+  }
+  ~Bounce() {
+    munmap(memory_, nbytes);
+  }
+  Bounce(const Bounce&) = delete;
+  Bounce& operator=(const Bounce&) = delete;
+
+  char* get() {
+    return static_cast<char*>(memory_);
+  }
+
+ private:
+  void* memory_;
+};
+
+// Free parts of a file.
+class Extents {
+ public:
+  void give(int64_t offset, int64_t length) {
+    free_bytes_ += length;
+    auto after = free_.lower_bound(offset);
+    if (after != free_.begin()) {
+      const auto before = std::prev(after);
+      if (before->first + before->second == offset) {
+        offset = before->first;
+        length += before->second;
+        forget(before);
+      }
+    }
+    if (after != free_.end() && offset + length == after->first) {
+      length += after->second;
+      forget(after);
+    }
+    add(offset, length);
+  }
+
+  // Right behind what was taken last, or else in the smallest part that holds it; -1 if none does.
+  int64_t take(int64_t length) {
+    auto found = free_.find(next_);
+    if (found == free_.end() || found->second < length) {
+      const auto smallest = by_size_.lower_bound({length, 0});
+      if (smallest == by_size_.end()) {
+        return -1;
+      }
+      found = free_.find(smallest->second);
+    }
+    const auto [offset, whole] = *found;
+    forget(found);
+    if (whole > length) {
+      add(offset + length, whole - length);
+    }
+    free_bytes_ -= length;
+    next_ = offset + length;
+    return offset;
+  }
+
+  int64_t free_bytes() const {
+    return free_bytes_;
+  }
+
+ private:
+  void add(int64_t offset, int64_t length) {
+    free_.emplace(offset, length);
+    by_size_.emplace(length, offset);
+  }
+
+  void forget(std::map<int64_t, int64_t>::iterator part) {
+    by_size_.erase({part->second, part->first});
+    free_.erase(part);
+  }
+
+  std::map<int64_t, int64_t> free_;               // lengths by offset
+  std::set<std::pair<int64_t, int64_t>> by_size_;  // lengths and offsets
+  int64_t free_bytes_ = 0;
+  int64_t next_ = 0;
+};
+
+// Tells any other content of one word from this one for sure, and any other damage but for one in 2^64 cases.
+inline uint64_t checksum(const char* bytes, size_t nbytes) {
+  constexpr uint64_t prime = 0x9E3779B185EBCA87;
+  std::array<uint64_t, 4> lanes = {prime, ~prime, prime >> 7, ~prime >> 7};
+  const auto add = [](uint64_t sum, uint64_t word) {
+    sum = (sum ^ word) * prime;
+    return (sum << 29) | (sum >> 35);
+  };
+  size_t at = 0;
+  for (; at + 32 <= nbytes; at += 32) {
+    std::array<uint64_t, 4> words;
+    std::memcpy(words.data(), bytes + at, 32);
+    for (size_t lane = 0; lane < 4; ++lane) {
+      lanes[lane] = add(lanes[lane], words[lane]);
+    }
+  }
+  uint64_t sum = nbytes;
+  for (; at < nbytes; ++at) {
+    sum = add(sum, static_cast<uint8_t>(bytes[at]));
+  }
+  for (const uint64_t lane : lanes) {
+    sum = add(sum, lane);
+  }
+  return sum;
+}
+
+// How a copy failed: an error number of the system, or one of these. As `runtime/native_cpu.py` has it.
+constexpr int none = 0;
+constexpr int ends_early = -1;
+constexpr int is_damaged = -2;
+
+// A copy that ended.
+struct Copied {
+  bool is_up;
+  double began_s;
+  double ended_s;
+  int64_t nbytes;
+  PageId page;
+};
+
+// Any thread may call any method.
+class Spill {
+ public:
+  // Asked before each read and write, with the GIL: how that fails. For tests.
+  using Hindrance = std::function<int(bool is_read, int64_t offset)>;
+
+  Spill(int fd, size_t threads) : fd_(fd) {
+    // Signals are the program's.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, stack_bytes);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = 0;
+    for (Lane& lane : lanes_) {
+      for (size_t count = 0; count < threads && failed == 0; ++count) {
+        auto worker = std::make_unique<Worker>(this, &lane);
+        pthread_t thread;
+        failed = pthread_create(&thread, &attributes, &serve, worker.get());
+        if (failed == 0) {
+          workers_.push_back(std::move(worker));
+          threads_.push_back(thread);
+        }
+      }
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    if (failed != 0) {
+      close();
+      throw std::runtime_error(std::strerror(failed));
+    }
+  }
+
+  ~Spill() {
+    close();
+  }
+  Spill(const Spill&) = delete;
+  Spill& operator=(const Spill&) = delete;
+
+  // Perform what was asked for, then end the threads.
+  void close() {
+    {
+      std::lock_guard<std::mutex> held(lock_);
+      is_closing_ = true;
+    }
+    for (Lane& lane : lanes_) {
+      lane.has_work.notify_all();
+    }
+    for (const pthread_t thread : std::exchange(threads_, {})) {
+      pthread_join(thread, nullptr);
+    }
+  }
+
+  // Pages may be copied to this part of the file.
+  void grant(int64_t offset, int64_t length) {
+    std::lock_guard<std::mutex> held(lock_);
+    extents_.give(offset, length);
+  }
+
+  // Of what was granted.
+  int64_t free_bytes() {
+    std::lock_guard<std::mutex> held(lock_);
+    return extents_.free_bytes();
+  }
+
+  // Whether the page has a copy in the file, or is about to.
+  bool has(PageId page) {
+    std::lock_guard<std::mutex> held(lock_);
+    return copies_.count(page) != 0;
+  }
+
+  // Start to copy the page down. Whether there is room for it.
+  bool start_evict(PageId page, const Held& storage) {
+    std::lock_guard<std::mutex> held(lock_);
+    const auto nbytes = static_cast<int64_t>(storage->nbytes());
+    const int64_t length = (nbytes + grain - 1) / grain * grain;
+    const int64_t offset = extents_.take(length);
+    if (offset < 0) {
+      return false;
+    }
+    auto& copy = copies_[page] = std::make_unique<Copy>();
+    copy->page = page;
+    copy->offset = offset;
+    copy->length = length;
+    copy->nbytes = nbytes;
+    copy->checksums.resize(static_cast<size_t>((nbytes + chunk_bytes - 1) / chunk_bytes));
+    start(*copy, storage, /*is_up=*/false);
+    return true;
+  }
+
+  // Start to copy it up, into the memory that its storage has again.
+  void start_fetch(PageId page, const Held& storage) {
+    std::lock_guard<std::mutex> held(lock_);
+    const auto found = copies_.find(page);
+    if (found != copies_.end()) {
+      start(*found->second, storage, /*is_up=*/true);
+    }
+  }
+
+  // Wait until its copy has ended, at most so long. How it failed; none if it is still under way.
+  std::optional<int> finish(PageId page, std::chrono::microseconds patience) {
+    std::unique_lock<std::mutex> held(lock_);
+    const auto found = copies_.find(page);
+    if (found == copies_.end() || !found->second->storage) {
+      return none;
+    }
+    Copy& copy = *found->second;
+    if (copy.chunks_left != 0) {
+      const double since_s = now_s();
+      const auto until = std::chrono::steady_clock::now() + patience;
+      help(held, copy, until);
+      has_ended_.wait_until(held, until, [&] { return copy.chunks_left == 0; });
+      stalled_s_ += now_s() - since_s;
+    }
+    if (copy.chunks_left != 0) {
+      return std::nullopt;
+    }
+    let_go(copy);
+    if (copy.failure == none) {
+      copied_.push_back({copy.is_up, copy.began_s, copy.ended_s, copy.nbytes, page});
+    }
+    return copy.failure;
+  }
+
+  // Give up its copy.
+  void discard(PageId page) {
+    std::unique_lock<std::mutex> held(lock_);
+    const auto found = copies_.find(page);
+    if (found == copies_.end()) {
+      return;
+    }
+    Copy& copy = *found->second;
+    Lane& lane = lanes_[copy.is_up];
+    while (std::optional<size_t> chunk = take(lane, copy)) {
+      --copy.chunks_left;
+    }
+    has_ended_.wait(held, [&] { return copy.chunks_left == 0; });
+    if (copy.storage) {
+      let_go(copy);
+    }
+    extents_.give(copy.offset, copy.length);
+    copies_.erase(page);
+  }
+
+  // Where its copy is in the file, and whether it comes or leaves.
+  std::pair<int64_t, bool> place(PageId page) {
+    std::lock_guard<std::mutex> held(lock_);
+    const auto found = copies_.find(page);
+    return found == copies_.end() ? std::pair{int64_t{-1}, false} : std::pair{found->second->offset, found->second->is_up};
+  }
+
+  // Pages whose copies have ended, though nobody waited for that.
+  std::vector<PageId> landed() {
+    std::lock_guard<std::mutex> held(lock_);
+    std::vector<PageId> pages;
+    for (const Copy* copy : under_way_) {
+      if (copy->chunks_left == 0) {
+        pages.push_back(copy->page);
+      }
+    }
+    return pages;
+  }
+
+  size_t made() {
+    std::lock_guard<std::mutex> held(lock_);
+    return copied_.size();
+  }
+
+  std::vector<Copied> take_copied() {
+    std::lock_guard<std::mutex> held(lock_);
+    return std::exchange(copied_, {});
+  }
+
+  // Seconds in which somebody waited, since this was last asked.
+  double take_stalled_s() {
+    std::lock_guard<std::mutex> held(lock_);
+    return std::exchange(stalled_s_, 0);
+  }
+
+  // Storages that copies no longer hold. To let go of the last reference may need the GIL.
+  std::vector<Held> take_let_go() {
+    std::lock_guard<std::mutex> held(lock_);
+    return std::exchange(let_go_, {});
+  }
+
+  void hinder(std::shared_ptr<const Hindrance> hindrance) {
+    std::lock_guard<std::mutex> held(lock_);
+    hindrance_.swap(hindrance);
+  }
+
+ private:
+  static constexpr int64_t grain = 4096;  // offsets, lengths and addresses that direct I/O takes on any disk
+  static constexpr int64_t chunk_bytes = Bounce::nbytes;
+  static constexpr size_t stack_bytes = 512 << 10;
+
+  struct Copy {
+    PageId page = no_page;
+    int64_t offset = 0;
+    int64_t length = 0;
+    int64_t nbytes = 0;
+    c10::SmallVector<uint64_t, 1> checksums;  // of its chunks
+    // Of the latest copy:
+    bool is_up = false;
+    Held storage;  // held while it is under way
+    char* memory = nullptr;
+    size_t chunks_left = 0;
+    int failure = none;
+    double began_s = 0;
+    double ended_s = 0;
+
+    int64_t at(size_t chunk) const {
+      return offset + static_cast<int64_t>(chunk) * chunk_bytes;
+    }
+    size_t bytes_of(size_t chunk) const {
+      return static_cast<size_t>(std::min(chunk_bytes, nbytes - static_cast<int64_t>(chunk) * chunk_bytes));
+    }
+  };
+
+  struct Chunk {
+    Copy* copy;
+    size_t index;
+
+    char* memory() const {
+      return copy->memory + static_cast<int64_t>(index) * chunk_bytes;
+    }
+    size_t nbytes() const {
+      return copy->bytes_of(index);
+    }
+    size_t length() const {  // in the file
+      return (nbytes() + grain - 1) / grain * grain;
+    }
+    int64_t at() const {
+      return copy->at(index);
+    }
+    uint64_t& checksum() const {
+      return copy->checksums[index];
+    }
+  };
+
+  using Batch = std::vector<Chunk>;
+
+  // Copies in one direction, first come, first served.
+  struct Lane {
+    std::deque<Chunk> queue;
+    std::condition_variable has_work;
+  };
+
+  struct Worker {
+    Worker(Spill* spill, Lane* lane) : spill(spill), lane(lane) {}
+    Spill* spill;
+    Lane* lane;
+    Bounce bounce = {};
+    Batch batch = {};
+  };
+
+  static void* serve(void* given) {
+    auto& worker = *static_cast<Worker*>(given);
+    worker.spill->serve(worker);
+    return nullptr;
+  }
+
+  void serve(Worker& worker) {
+    std::unique_lock<std::mutex> held(lock_);
+    Lane& lane = *worker.lane;
+    while (true) {
+      lane.has_work.wait(held, [&] { return is_closing_ || !lane.queue.empty(); });
+      if (lane.queue.empty()) {
+        return;
+      }
+      next(lane, worker.batch);
+      perform(held, worker.batch, worker.bounce);
+    }
+  }
+
+  // The next chunk, with those that are written right behind it.
+  static void next(Lane& lane, Batch& batch) {
+    batch.clear();
+    size_t length = 0;
+    int64_t end = 0;
+    do {
+      batch.push_back(lane.queue.front());
+      lane.queue.pop_front();
+      length += batch.back().length();
+      end = batch.back().at() + static_cast<int64_t>(batch.back().length());
+    } while (!lane.queue.empty() && !batch.back().copy->is_up && lane.queue.front().at() == end &&
+             length + lane.queue.front().length() <= Bounce::nbytes);
+  }
+
+  // A chunk of this copy that nobody performs yet.
+  static std::optional<size_t> take(Lane& lane, const Copy& copy) {
+    const auto found = std::find_if(
+        lane.queue.begin(), lane.queue.end(), [&](const Chunk& chunk) { return chunk.copy == &copy; });
+    if (found == lane.queue.end()) {
+      return std::nullopt;
+    }
+    const size_t index = found->index;
+    lane.queue.erase(found);
+    return index;
+  }
+
+  void start(Copy& copy, const Held& storage, bool is_up) {
+    copy.is_up = is_up;
+    copy.storage = storage;
+    copy.memory = static_cast<char*>(const_cast<void*>(storage->data()));
+    copy.chunks_left = copy.checksums.size();
+    copy.failure = none;
+    copy.began_s = copy.ended_s = 0;
+    under_way_.push_back(&copy);
+    Lane& lane = lanes_[is_up];
+    for (size_t index = 0; index < copy.checksums.size(); ++index) {
+      lane.queue.push_back({&copy, index});
+      lane.has_work.notify_one();
+    }
+  }
+
+  void let_go(Copy& copy) {
+    std::erase(under_way_, &copy);
+    let_go_.push_back(std::move(copy.storage));
+    copy.storage = Held();
+  }
+
+  // Whoever waits for a copy performs what nobody has begun.
+  void help(std::unique_lock<std::mutex>& held, Copy& copy, std::chrono::steady_clock::time_point until) {
+    while (!hindrance_ && !is_helping_ && std::chrono::steady_clock::now() < until) {
+      const auto index = take(lanes_[copy.is_up], copy);
+      if (!index) {
+        return;
+      }
+      is_helping_ = true;
+      helped_.assign(1, {&copy, *index});
+      perform(held, helped_, helper_);
+      is_helping_ = false;
+    }
+  }
+
+  void perform(std::unique_lock<std::mutex>& held, const Batch& batch, Bounce& bounce) {
+    const Copy& first = *batch.front().copy;
+    const bool is_up = first.is_up;
+    int failure = first.failure;  // after one failed chunk the others are pointless
+    const double began_s = now_s();
+    if (failure == none) {
+      auto hindrance = hindrance_;
+      held.unlock();
+      failure = hindrance ? (*hindrance)(is_up, batch.front().at()) : none;
+      hindrance.reset();
+      if (failure == none) {
+        failure = is_up ? read(batch.front(), bounce.get()) : write(batch, bounce.get());
+      }
+      held.lock();
+    }
+    for (const Chunk& chunk : batch) {
+      Copy& copy = *chunk.copy;
+      copy.began_s = copy.began_s == 0 ? began_s : copy.began_s;
+      copy.failure = copy.failure == none ? failure : copy.failure;
+      if (--copy.chunks_left == 0) {
+        copy.ended_s = now_s();
+      }
+    }
+    has_ended_.notify_all();
+  }
+
+  int write(const Batch& batch, char* bounce) const {
+    size_t length = 0;
+    for (const Chunk& chunk : batch) {
+      char* part = bounce + length;
+      std::memcpy(part, chunk.memory(), chunk.nbytes());
+      std::memset(part + chunk.nbytes(), 0, chunk.length() - chunk.nbytes());
+      chunk.checksum() = checksum(part, chunk.nbytes());
+      length += chunk.length();
+    }
+    return every_byte(length, [&](size_t done) {
+      return pwrite(fd_, bounce + done, length - done, batch.front().at() + static_cast<int64_t>(done));
+    });
+  }
+
+  int read(const Chunk& chunk, char* bounce) const {
+    const int failure = every_byte(chunk.length(), [&](size_t done) {
+      return pread(fd_, bounce + done, chunk.length() - done, chunk.at() + static_cast<int64_t>(done));
+    });
+    if (failure != none) {
+      return failure;
+    }
+    if (checksum(bounce, chunk.nbytes()) != chunk.checksum()) {
+      return is_damaged;
+    }
+    std::memcpy(chunk.memory(), bounce, chunk.nbytes());
+    return none;
+  }
+
+  // Calls `move` until `nbytes` are moved. How that failed.
+  template <typename Move>
+  static int every_byte(size_t nbytes, const Move& move) {
+    for (size_t done = 0; done < nbytes;) {
+      const ssize_t count = move(done);
+      if (count < 0 && errno == EINTR) {
+        continue;
+      }
+      if (count <= 0) {
+        return count < 0 ? errno : ends_early;
+      }
+      done += static_cast<size_t>(count);
+    }
+    return none;
+  }
+
+  const int fd_;
+  std::mutex lock_;
+  std::condition_variable has_ended_;
+  std::array<Lane, 2> lanes_;  // down, up
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<pthread_t> threads_;
+  bool is_closing_ = false;
+  Extents extents_;
+  std::unordered_map<PageId, std::unique_ptr<Copy>> copies_;
+  std::vector<Copy*> under_way_;
+  std::vector<Copied> copied_;
+  std::vector<Held> let_go_;
+  double stalled_s_ = 0;
+  std::shared_ptr<const Hindrance> hindrance_;
+  bool is_helping_ = false;
+  Batch helped_;
+  Bounce helper_;
+};
+
+}  // namespace torch_lms
