@@ -21,10 +21,9 @@ import torch
 
 import torch_lms
 from tests.fault_rig import Training, check_books, numbers_after, session_now, told, under_way
-from tests.injection import NthCall, without_tmpfile
+from tests.injection import NthCall, disk_calls, moves_in_python, starts_of_copies, without_tmpfile
 from torch_lms.machine.memory import read_host_memory
 from torch_lms.runtime.malloc import Heap
-from torch_lms.stores.disk import DiskStore
 
 MB = 1 << 20
 _HANGS_AFTER_S = 60
@@ -123,12 +122,11 @@ def interrupts_at_the_start_of_copies(directory: Path) -> str:
 
     counts = []
     for name in ("write", "read"):
-        with under_way(directory) as run, patch.object(os, "preadv", slow):
+        with moves_in_python(), under_way(directory) as run, disk_calls("preadv", slow):
             number, interrupted = 0, True
             while interrupted:
                 number, interrupted = number + 1, False
-                copies = NthCall(getattr(DiskStore, name), number, after)
-                with patch.object(DiskStore, name, copies):
+                with starts_of_copies(name, partial(NthCall, number=number, instead=after)) as copies:
                     try:
                         run.step(1)
                     except KeyboardInterrupt:
@@ -226,7 +224,7 @@ def interrupt_while_waiting(directory: Path) -> str:
         return call(*args)
 
     with under_way(directory) as run:
-        with patch.object(os, "pwrite", NthCall(write, 3, held_up)):
+        with disk_calls("pwrite", NthCall(write, 3, held_up)):
             sees = told(KeyboardInterrupt, run.step, 1)
         check_books()
         run.restore()

@@ -20,6 +20,7 @@ import torch_lms
 from tests.bits import same_bits
 from torch_lms.runtime import api
 from torch_lms.runtime.backend import DeviceBackend
+from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.runtime.session import Session
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.spill_file import ALIGNMENT
@@ -162,6 +163,8 @@ def _ended_at_any_rate() -> Iterator[None]:
         if api._running is not None:
             store_now()._writers.close()  # copies under way end before their memory goes
             store_now()._readers.close()
+            if isinstance(executor := backend_now().executor, NativeCpuExecutor):
+                executor.spill.close()
             api._running._session._let_go()
             api._running._let_go()
             api._running = None
@@ -187,7 +190,14 @@ def check_books() -> None:
 
 def _is_room_lost() -> bool:
     below = [page for page in backend_now().engine.pager.book if page.state.in_lower_tier]
-    return store_now().used_bytes != sum(-(-page.nbytes // ALIGNMENT) * ALIGNMENT for page in below)
+    return used_bytes() != sum(-(-page.nbytes // ALIGNMENT) * ALIGNMENT for page in below)
+
+
+def used_bytes() -> int:
+    """Of the spill file, by pages."""
+    executor = backend_now().executor
+    granted = executor.spill.free_bytes() if isinstance(executor, NativeCpuExecutor) else 0
+    return store_now().used_bytes - granted
 
 
 def session_now() -> Session:
@@ -219,7 +229,10 @@ def slot_offset(tensor: torch.Tensor) -> int:
     """Where the page of ``tensor`` lies in the spill file."""
     entry = session_now().find(tensor.untyped_storage())
     assert entry is not None
-    return int(backend_now().executor._copies[entry.page].slot.offset)  # type: ignore[attr-defined]
+    executor = backend_now().executor
+    if isinstance(executor, NativeCpuExecutor):
+        return executor.spill.place(entry.page)[0]
+    return int(executor._copies[entry.page].slot.offset)  # type: ignore[attr-defined]
 
 
 def told(kind: type[BaseException], call: Callable[..., Any], *args: Any, words: str = "") -> str:

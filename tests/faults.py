@@ -57,11 +57,15 @@ from tests.injection import (
     NO_MEMORY,
     CannotMount,
     NthCall,
+    copies_in_python,
     damage,
+    disk_calls,
     failing,
+    moves_in_python,
     operation_without_memory,
     short,
     small_disk,
+    waits_for_copies,
     without_tmpfile,
 )
 from torch_lms.capture.call import Call
@@ -69,8 +73,7 @@ from torch_lms.capture.schema import describe
 from torch_lms.engine import engine
 from torch_lms.errors import ForkedPageError, PageLostError, StoreError, StoreFullError
 from torch_lms.planner import Speeds
-from torch_lms.runtime import api, cpu, forks, limits
-from torch_lms.stores.copies import Copy
+from torch_lms.runtime import api, cpu, forks, limits, native_cpu
 from torch_lms.stores.disk import DiskStore
 
 MB = 1 << 20
@@ -158,7 +161,7 @@ def one_write_fails(directory: Path) -> Row:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with under_way(directory, limit=6000) as run:
-        with patch.object(os, "pwrite", NthCall(os.pwrite, 2, error)) as pwrite:
+        with disk_calls("pwrite", NthCall(os.pwrite, 2, error)) as pwrite:
             run.step(1)
             assert pwrite.calls > 2
         check_books()
@@ -168,7 +171,7 @@ def one_write_fails(directory: Path) -> Row:
 
 def disk_error_on_read(directory: Path) -> Row:
     """The bytes are still there, and are read when the disk works again."""
-    with under_way(directory) as run, patch.object(os, "preadv", failing(errno.EIO)):
+    with under_way(directory) as run, disk_calls("preadv", failing(errno.EIO)):
         sees = told(PageLostError, run.step, 1, words="could not read back a page of .* Input/output error")
         check_books()
         gc.collect()  # see `errors_hold_nothing`
@@ -178,7 +181,7 @@ def disk_error_on_read(directory: Path) -> Row:
 def disk_error_when_the_session_ends(directory: Path) -> Row:
     """What cannot be brought back stays away, and LMS stays on."""
     with under_way(directory):
-        with patch.object(os, "preadv", failing(errno.EIO)):
+        with disk_calls("preadv", failing(errno.EIO)):
             sees = told(PageLostError, torch_lms.disable, words="could not read back")
         assert torch_lms.is_enabled()
         check_books()
@@ -188,7 +191,7 @@ def disk_error_when_the_session_ends(directory: Path) -> Row:
 def disk_mended_within_a_step(directory: Path) -> Row:
     """As after a failed step that is repeated at once: no boundary of steps has been seen meanwhile."""
     with under_way(directory) as run:
-        with patch.object(os, "pwrite", failing(errno.ENOSPC)):
+        with disk_calls("pwrite", failing(errno.ENOSPC)):
             sees = told(StoreFullError, run.step, 1)
         run.restore()
         run.step(1)
@@ -198,7 +201,7 @@ def disk_mended_within_a_step(directory: Path) -> Row:
 def disk_is_slow(directory: Path, name: str) -> Row:
     """Each call of ``os.pwrite`` (or ``preadv``) moves 512 bytes."""
     buffered = partial(DiskStore, direct=False)  # so few bytes are too few for direct I/O on some disks
-    with patch.object(api, "DiskStore", buffered), under_way(directory) as run:
+    with copies_in_python(), patch.object(api, "DiskStore", buffered), under_way(directory) as run:
         calls = NthCall(short(getattr(os, name), most=512), 0, failing(errno.EIO))
         with patch.object(os, name, calls):
             run.step(1)
@@ -211,7 +214,8 @@ def disk_is_slow(directory: Path, name: str) -> Row:
 
 def _while_disk_fails(directory: Path, name: str, code: int, words: str, limit: int | str = 0) -> str:
     with under_way(directory, limit=limit) as run:
-        with patch.object(os, name, failing(code)):
+        fails = disk_calls if name == "pwrite" else partial(patch.object, os)
+        with fails(name, failing(code)):
             if limit:
                 session_now().set_limit(0)
             sees = told(StoreFullError, run.step, 1, words=words)
@@ -259,7 +263,7 @@ def spill_file_cut_short(directory: Path) -> Row:
     """Somebody truncates the spill file: what was there is lost, and said to be; what comes later is not."""
     with under_way(directory):
         lost = [torch.full((300_000,), float(number)) for number in range(3)]
-        os.ftruncate(store_now()._file.fd, 4096 * 40)
+        os.ftruncate(store_now()._file.fd, min(map(slot_offset, lost)))
         sees = ""
         for tensor in lost:
             sees = told(PageLostError, tensor.sum, words="the file ends at")
@@ -415,10 +419,10 @@ def memory_refused_to_an_operation(directory: Path) -> Row:
 def memory_refused_to_a_page(directory: Path) -> Row:
     """There is no memory to bring a page back into: once, then for good."""
     with under_way(directory) as run:
-        with patch.object(cpu, "fill_storage", NthCall(cpu.fill_storage, 1, _refused)):
+        with _memory(NthCall(cpu.fill_storage, 1, _refused)):
             run.step(1)
         assert run.equals(numbers_after(2))
-        with patch.object(cpu, "fill_storage", _refused):
+        with _memory(_refused):
             sees = told(torch_lms.WorkingSetError, run.model[0].weight.sum, words="aten::sum.*smaller batch")
     return Row("no memory for a page that comes back", sees)
 
@@ -448,11 +452,18 @@ def memory_refused_to_an_access(directory: Path) -> Row:
     """The same, where the page comes back outside of an operation."""
     with under_way(directory) as run:
         weight = run.model[0].weight
-        with patch.object(cpu, "fill_storage", _refused):
+        with _memory(_refused):
             assert weight.t()[3:].stride() == (1, weight.shape[1])  # views need none
             sees = {told(torch_lms.WorkingSetError, call) for call in (weight.tolist, partial(_pin, weight))}
         del weight
     return Row("no memory for a page that tolist() or pinned() brings back", sees.pop())
+
+
+@contextmanager
+def _memory(fill: Callable[..., None]) -> Iterator[None]:
+    """Inside, ``fill`` gives pages that come back their memory."""
+    with patch.object(cpu, "fill_storage", fill), patch.object(native_cpu, "fill_storage", fill):
+        yield
 
 
 def _refused(*_: object) -> None:
@@ -493,13 +504,13 @@ def threads_refused(directory: Path) -> Row:
 
 def errors_hold_nothing(directory: Path) -> Row:
     """What an error or an interrupt met is freed with it, without the garbage collector (N21)."""
-    for owner, name, call, kind in (
-        (os, "pwrite", failing(errno.EIO), StoreFullError),
-        (os, "preadv", failing(errno.EIO), PageLostError),
-        (Copy, "wait", NthCall(Copy.wait, 5, _interrupted), KeyboardInterrupt),
+    for fault, kind in (
+        (disk_calls("pwrite", failing(errno.EIO)), StoreFullError),
+        (disk_calls("preadv", failing(errno.EIO)), PageLostError),
+        (waits_for_copies(partial(NthCall, number=5, instead=_interrupted)), KeyboardInterrupt),
     ):
         with under_way(directory) as run:
-            with patch.object(owner, name, call):
+            with fault:
                 told(kind, run.step, 1)
             torch_lms.step()
     return Row("errors and interrupts, with the garbage collector off", "the same", after="no tensor is held, " + SAME)
@@ -552,16 +563,16 @@ def failing_operation(directory: Path) -> Row:
 def interrupt_at_every_copy(directory: Path) -> Row:
     """KeyboardInterrupt before and after the wait for each copy of a step in turn."""
 
-    def after(wait: Callable[[Copy], None], copy: Copy) -> None:
-        wait(copy)
+    def after(wait: Callable[..., None], *args: Any) -> None:
+        wait(*args)
         raise KeyboardInterrupt
 
-    with under_way(directory) as run:
+    with moves_in_python(), under_way(directory) as run:
         for instead in (_interrupted, after):
             number = 0
             while True:
                 number += 1
-                with patch.object(Copy, "wait", NthCall(Copy.wait, number, instead)) as waits:
+                with waits_for_copies(partial(NthCall, number=number, instead=instead)) as waits:
                     try:
                         run.step(1)
                     except KeyboardInterrupt:
@@ -589,7 +600,7 @@ def interrupt_at_the_start_of_every_copy(directory: Path) -> Row:
 def interrupt_when_the_session_ends(directory: Path) -> Row:
     """KeyboardInterrupt while ``disable()`` brings everything back."""
     with under_way(directory):
-        with patch.object(Copy, "wait", NthCall(Copy.wait, 3, _interrupted)):
+        with waits_for_copies(partial(NthCall, number=3, instead=_interrupted)):
             sees = told(KeyboardInterrupt, torch_lms.disable)
         assert torch_lms.is_enabled()
         check_books()

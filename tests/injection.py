@@ -11,9 +11,102 @@ from unittest.mock import patch
 
 import torch
 
+from torch_lms.native import load
+from torch_lms.runtime import api
+from torch_lms.runtime.cpu import CpuExecutor
+from torch_lms.runtime.native_cpu import NativeCpuExecutor
+from torch_lms.runtime.native_interposer import NativeFastPath
+from torch_lms.stores.copies import Copy
 from torch_lms.stores.disk import DiskStore
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+
+
+_calls: dict[str, Callable[..., int]] = {}
+"""That stand in for those of ``os`` now."""
+
+
+@contextmanager
+def disk_calls(name: str, call: Callable[..., int]) -> Iterator[Callable[..., int]]:
+    """Inside, ``call`` stands in for ``os.pwrite`` or ``os.preadv``. Where the native interposer copies, it moves no
+    page, but says whether, and when, that fails: it is given a device that takes and gives anything.
+    """
+    native = load.find().native
+    _calls[name] = call
+    try:
+        if native is not None:
+            native.hinder(_hindrance)
+        with patch.object(os, name, call):
+            yield call
+    finally:
+        del _calls[name]
+        if native is not None and not _calls:
+            native.hinder(None)
+
+
+def _hindrance(is_read: bool, nbytes: int) -> int:
+    name = "preadv" if is_read else "pwrite"
+    if name not in _calls:
+        return 0
+    device = os.open("/dev/zero", os.O_RDWR)
+    buffer = bytearray(nbytes)
+    try:
+        _calls[name](device, [memoryview(buffer)] if is_read else memoryview(buffer), 0)
+    except OSError as error:
+        return error.errno or errno.EIO
+    finally:
+        os.close(device)
+    return 0
+
+
+@contextmanager
+def waits_for_copies(new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+    """Inside, what ``new`` makes of the method that waits for a copy stands in for it, whoever copies. Gives that."""
+    native = load.find().native
+    owner, name = (Copy, "wait") if native is None else (native.Spill, "finish")
+    call = new(getattr(owner, name))
+    with patch.object(owner, name, call):
+        yield call
+
+
+@contextmanager
+def starts_of_copies(name: str, new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+    """The same for the method that starts one: a "write", or a "read"."""
+    native = load.find().native
+    owner: Any = DiskStore
+    if native is not None:
+        owner, name = native.Spill, {"write": "start_evict", "read": "start_fetch"}[name]
+    call = new(getattr(owner, name))
+    with patch.object(owner, name, call):
+        yield call
+
+
+@contextmanager
+def nobody_hears_of_copies() -> Iterator[None]:
+    """Inside, nobody hears that a copy has ended before somebody waits for it: what moves does not depend on time."""
+    native = load.find().native
+    with patch.object(CpuExecutor, "landed", lambda _: []), patch.object(NativeCpuExecutor, "landed", lambda _: []):
+        if native is not None:
+            native.be_silent(True)
+        try:
+            yield
+        finally:
+            if native is not None:
+                native.be_silent(False)
+
+
+@contextmanager
+def moves_in_python() -> Iterator[None]:
+    """Inside, the native interposer has each move of a plan performed in Python, as it does on accelerators."""
+    with patch.object(NativeFastPath, "_carrier", lambda *_: (None, -1, 0, 0.0)):
+        yield
+
+
+@contextmanager
+def copies_in_python() -> Iterator[None]:
+    """Sessions that begin inside have their pages copied in Python, whichever interposer they have."""
+    with patch.object(api, "NativeCpuExecutor", lambda disk, _: CpuExecutor(disk)):
+        yield
 
 
 class CannotMount(Exception):

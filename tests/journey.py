@@ -26,7 +26,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from types import FrameType
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from rich.console import Console
@@ -35,6 +34,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
+from tests.injection import disk_calls
 
 SOURCES = str(Path(torch_lms.__file__).parent) + os.sep
 POLICIES = ("reactive", "planned")
@@ -240,7 +240,7 @@ def _slow_disk() -> Iterator[None]:
         time.sleep(count / SLOW_DISK_BYTES_PER_S)
         return count
 
-    with mock.patch.object(os, "pwrite", slow_write), mock.patch.object(os, "preadv", slow_read):
+    with disk_calls("pwrite", slow_write), disk_calls("preadv", slow_read):
         yield
 
 

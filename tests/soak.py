@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
-from tests.fault_rig import Oops, Trap, session_now, store_now
+from tests.fault_rig import Oops, Trap, session_now, store_now, used_bytes
 from torch_lms.runtime.api import Lms
 from torch_lms.runtime.stats import Stats
 from torch_lms.units import format_bytes
@@ -176,7 +176,7 @@ def _look(lms: Lms, network: Network, window: Window) -> None:
     with session_now().standing_still() as (backend,):
         window.live_bytes.append(backend.engine.pager.book.ledger.live)
     window.pages.append(session_now().page_count)
-    window.spill_bytes.append(store.used_bytes)
+    window.spill_bytes.append(used_bytes())
     window.spill_file_bytes.append(store._file.size)
     window.host_bytes.append(lms.stats().host_bytes)
     window.descriptors.append(len(os.listdir("/proc/self/fd")))

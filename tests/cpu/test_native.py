@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import torch_lms
+from tests.injection import copies_in_python, nobody_hears_of_copies
 from tests.ways import IS_NATIVE
 from torch_lms.engine import Engine
 from torch_lms.errors import StoreFullError
@@ -207,13 +208,12 @@ def test_random_programs_by_both_ways(seed: int, limit: int, monkeypatch: pytest
     """The same bits, the same pages moved, the same steps recorded. Who leaves depends on which copies have ended, so
     nobody hears of that before somebody waits for it.
     """
-    monkeypatch.setattr(CpuExecutor, "landed", lambda _: [])
     program = random_program(seed)
     expected = program()
     figures, traces = [], []
     for way in _WAYS:
         monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
-        with torch_lms.session(limit=limit, min_size=512, device="cpu") as lms:
+        with nobody_hears_of_copies(), torch_lms.session(limit=limit, min_size=512, device="cpu") as lms:
             found = program()
             lms.validate()
             stats = lms.stats()
@@ -403,7 +403,7 @@ def test_a_planned_move_that_fails(
         return found
 
     expected = step().sum()
-    with torch_lms.session(limit=20 << 14, min_size=1024, device="cpu", recompute=False) as lms:
+    with copies_in_python(), torch_lms.session(limit=20 << 14, min_size=1024, device="cpu", recompute=False) as lms:
         run(6)
         lms.reset_stats()
         found = run(1)

@@ -52,11 +52,6 @@ class Spilling(Protocol):
     def take_stalled_s(self) -> float:
         """Seconds in which somebody waited, since this was last asked."""
 
-    def hinder(self, hindrance: Callable[[bool, int], int] | None) -> None:
-        """Have ``hindrance`` called before each read (True) and write, with its offset. It returns the error number with
-        which that fails, or 0. For tests.
-        """
-
     def close(self) -> None:
         """Perform what was asked for, then end the threads."""
 
@@ -103,6 +98,14 @@ class Native(Protocol):
         Raises:
             RuntimeError: they cannot be started.
         """
+
+    def hinder(self, hindrance: Callable[[bool, int], int] | None) -> None:
+        """Have ``hindrance`` called before each read (True) and write of so many bytes. It returns the error number
+        with which that fails, or 0. For tests.
+        """
+
+    def be_silent(self, is_silent: bool) -> None:
+        """Whether ``Spilling.landed`` says nothing. For tests."""
 
     def StepPlan(
         self, ops: list[Any], nbytes: list[int], recomputations: list[tuple[int, tuple[int, ...], int]]

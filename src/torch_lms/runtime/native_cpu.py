@@ -25,11 +25,8 @@ _PATIENCE_S = 0.05
 
 _FOR_EVER_S = 1e6
 
-_FAILURES: dict[int, Callable[[], Exception]] = {
-    -1: lambda: EOFError("the file ends before"),
-    -2: lambda: ValueError("damaged: the bytes are not those written"),
-}
-"""As ``native/csrc/spill.h`` has them. Others are the system's."""
+_ENDS_EARLY, _IS_DAMAGED = -1, -2
+"""As ``native/csrc/spill.h`` has them. Other failures are the system's."""
 
 
 class NativeCpuExecutor(CpuExecutor):
@@ -118,9 +115,15 @@ class NativeCpuExecutor(CpuExecutor):
 
     def _explained(self, entry: Entry, failure: int) -> StoreError:
         offset, is_up = self.spill.place(entry.page)
-        told = _FAILURES.get(failure)
-        error = told() if told is not None else OSError(failure, os.strerror(failure))
-        return (not_read if is_up else not_written)(error, entry.nbytes, offset, self._disk.file)
+        file = self._disk.file
+        error: Exception
+        if failure == _ENDS_EARLY:
+            error = EOFError(f"the file ends at {os.fstat(file.fd).st_size}")
+        elif failure == _IS_DAMAGED:
+            error = ValueError(f"damaged: {entry.nbytes} bytes at offset {offset} are not those written")
+        else:
+            error = OSError(failure, os.strerror(failure))
+        return (not_read if is_up else not_written)(error, entry.nbytes, offset, file)
 
     def _grant(self, nbytes: int) -> None:
         """Have room for a page of ``nbytes``.

@@ -39,7 +39,7 @@ struct Carrier {
     }
     Outcome outcome;
     try {
-      while (outcome.count < moves.size() && perform(moves[outcome.count], storages[outcome.count], outcome)) {
+      while (outcome.count < moves.size() && perform(moves, storages[outcome.count], outcome)) {
         ++outcome.count;
       }
     } catch (const std::exception&) {  // no memory: Python tries again, and tells
@@ -73,7 +73,10 @@ struct Carrier {
     return storage.resizable() && (storage.nbytes() == 0 || deleter == c10::GetCPUAllocator()->raw_deleter());
   }
 
-  bool perform(const Carried& carried, const Held& storage, Outcome& outcome) const {
+  // The next move.
+  bool perform(const std::vector<Carried>& moves, const Held& storage, Outcome& outcome) const {
+    const auto next = moves.begin() + static_cast<std::ptrdiff_t>(outcome.count);
+    const Carried& carried = *next;
     const PageId page = carried.move.page;
     const auto failed = [&](State state) {
       outcome.failed = page;
@@ -95,7 +98,9 @@ struct Carrier {
         return true;
       case Act::start_fetch:
         at::native::resize_bytes_cpu(storage.get(), static_cast<size_t>(carried.nbytes));
-        spill->start_fetch(page, storage);
+        spill->start_fetch(page, storage, std::any_of(next + 1, moves.end(), [&](const Carried& later) {
+          return later.move.page == page && later.move.act == Act::finish_fetch;
+        }));
         return true;
       default:
         break;

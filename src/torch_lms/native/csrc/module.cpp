@@ -688,8 +688,8 @@ std::vector<std::tuple<bool, double, double, int64_t, PageId>> take_copied(Spill
   return told;
 }
 
-void hinder(Spill& spill, std::optional<Spill::Hindrance> hindrance) {
-  spill.hinder(hindrance ? std::make_shared<const Spill::Hindrance>(std::move(*hindrance)) : nullptr);
+void hinder(std::optional<Tampering::Hindrance> hindrance) {
+  Tampering::hinder(hindrance ? std::make_shared<const Tampering::Hindrance>(std::move(*hindrance)) : nullptr);
 }
 
 // Another tensor of the same storage, which may be too small for it: whoever uses it sees to that.
@@ -717,9 +717,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("free_bytes", &Spill::free_bytes)
       .def("has", &Spill::has)
       .def("start_evict", [](Spill& spill, PageId page, py::handle storage) {
-        return spill.start_evict(page, held(storage));
+        const Held source = held(storage);
+        return waiting(spill, [&] { return spill.start_evict(page, source); });
       })
-      .def("start_fetch", [](Spill& spill, PageId page, py::handle storage) { spill.start_fetch(page, held(storage)); })
+      .def("start_fetch", [](Spill& spill, PageId page, py::handle storage) {
+        const Held target = held(storage);
+        waiting(spill, [&] { spill.start_fetch(page, target, /*is_awaited=*/false); });
+      })
       .def("finish", [](Spill& spill, PageId page, double patience_s) {
         const std::chrono::microseconds patience{static_cast<int64_t>(patience_s * 1e6)};
         return waiting(spill, [&] { return spill.finish(page, patience); });
@@ -730,11 +734,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("made", &Spill::made)
       .def("take_copied", &take_copied)
       .def("take_stalled_s", &Spill::take_stalled_s)
-      .def("hinder", &hinder)
       .def("close", [](Spill& spill) { waiting(spill, [&] { spill.close(); }); })
       .def("abandon", [](std::shared_ptr<Spill> spill) {  // its threads stayed with the parent: it is never destroyed
         new std::shared_ptr<Spill>(std::move(spill));
       });
+  module.def("hinder", &hinder);
+  module.def("be_silent", [](bool is_silent) { Tampering::is_silent = is_silent; });
   module.def("alias", &alias);
   module.def("follow", &follow);
   module.def("move", &move);

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
@@ -87,15 +88,20 @@ class Extents {
     add(offset, length);
   }
 
-  // Right behind what was taken last, or else in the smallest part that holds it; -1 if none does.
+  // In the smallest part that holds it; -1 if none does. Small ones lie one after the other, in runs.
   int64_t take(int64_t length) {
-    auto found = free_.find(next_);
+    const bool is_small = length <= small_bytes;
+    auto found = is_small && next_ + length <= run_end_ ? free_.find(next_) : free_.end();
     if (found == free_.end() || found->second < length) {
-      const auto smallest = by_size_.lower_bound({length, 0});
-      if (smallest == by_size_.end()) {
-        return -1;
+      found = smallest(is_small ? run_bytes : length);
+      if (is_small && found != free_.end()) {
+        run_end_ = found->first + run_bytes;
+      } else if (is_small) {
+        found = smallest(length);
       }
-      found = free_.find(smallest->second);
+    }
+    if (found == free_.end()) {
+      return -1;
     }
     const auto [offset, whole] = *found;
     forget(found);
@@ -103,7 +109,9 @@ class Extents {
       add(offset + length, whole - length);
     }
     free_bytes_ -= length;
-    next_ = offset + length;
+    if (is_small) {
+      next_ = offset + length;
+    }
     return offset;
   }
 
@@ -112,6 +120,14 @@ class Extents {
   }
 
  private:
+  static constexpr int64_t run_bytes = 1 << 20;
+  static constexpr int64_t small_bytes = run_bytes / 4;
+
+  std::map<int64_t, int64_t>::iterator smallest(int64_t length) {
+    const auto found = by_size_.lower_bound({length, 0});
+    return found == by_size_.end() ? free_.end() : free_.find(found->second);
+  }
+
   void add(int64_t offset, int64_t length) {
     free_.emplace(offset, length);
     by_size_.emplace(length, offset);
@@ -125,7 +141,8 @@ class Extents {
   std::map<int64_t, int64_t> free_;               // lengths by offset
   std::set<std::pair<int64_t, int64_t>> by_size_;  // lengths and offsets
   int64_t free_bytes_ = 0;
-  int64_t next_ = 0;
+  int64_t next_ = 0;     // behind the last small one
+  int64_t run_end_ = 0;
 };
 
 // Tells any other content of one word from this one for sure, and any other damage but for one in 2^64 cases.
@@ -168,12 +185,32 @@ struct Copied {
   PageId page;
 };
 
+// What tests do to all copies of this process.
+class Tampering {
+ public:
+  // Asked before each read and write, with the GIL: how that fails.
+  using Hindrance = std::function<int(bool is_read, int64_t nbytes)>;
+
+  static void hinder(std::shared_ptr<const Hindrance> hindrance) {
+    std::lock_guard<std::mutex> held(lock_);
+    hindrance_.swap(hindrance);
+  }
+
+  static std::shared_ptr<const Hindrance> hindrance() {
+    std::lock_guard<std::mutex> held(lock_);
+    return hindrance_;
+  }
+
+  inline static std::atomic<bool> is_silent = false;  // nobody hears what has landed before it is waited for
+
+ private:
+  inline static std::mutex lock_;
+  inline static std::shared_ptr<const Hindrance> hindrance_;
+};
+
 // Any thread may call any method.
 class Spill {
  public:
-  // Asked before each read and write, with the GIL: how that fails. For tests.
-  using Hindrance = std::function<int(bool is_read, int64_t offset)>;
-
   Spill(int fd, size_t threads) : fd_(fd) {
     // Signals are the program's.
     sigset_t all;
@@ -190,6 +227,7 @@ class Spill {
         pthread_t thread;
         failed = pthread_create(&thread, &attributes, &serve, worker.get());
         if (failed == 0) {
+          pthread_setname_np(thread, &lane == &lanes_[0] ? "lms-disk-out" : "lms-disk-in");
           workers_.push_back(std::move(worker));
           threads_.push_back(thread);
         }
@@ -243,7 +281,8 @@ class Spill {
 
   // Start to copy the page down. Whether there is room for it.
   bool start_evict(PageId page, const Held& storage) {
-    std::lock_guard<std::mutex> held(lock_);
+    std::unique_lock<std::mutex> held(lock_);
+    discard(held, page);  // there is one if an interrupt came before anybody was told of it
     const auto nbytes = static_cast<int64_t>(storage->nbytes());
     const int64_t length = (nbytes + grain - 1) / grain * grain;
     const int64_t offset = extents_.take(length);
@@ -256,16 +295,19 @@ class Spill {
     copy->length = length;
     copy->nbytes = nbytes;
     copy->checksums.resize(static_cast<size_t>((nbytes + chunk_bytes - 1) / chunk_bytes));
-    start(*copy, storage, /*is_up=*/false);
+    start(*copy, storage, /*is_up=*/false, /*is_awaited=*/false);
     return true;
   }
 
-  // Start to copy it up, into the memory that its storage has again.
-  void start_fetch(PageId page, const Held& storage) {
-    std::lock_guard<std::mutex> held(lock_);
+  // Start to copy it up, into the memory that its storage has again. `is_awaited`: who asks is about to wait for it, and
+  // has a small one sooner alone.
+  void start_fetch(PageId page, const Held& storage, bool is_awaited) {
+    std::unique_lock<std::mutex> held(lock_);
     const auto found = copies_.find(page);
     if (found != copies_.end()) {
-      start(*found->second, storage, /*is_up=*/true);
+      Copy& copy = *found->second;
+      settle(held, copy);  // as above
+      start(copy, storage, /*is_up=*/true, is_awaited);
     }
   }
 
@@ -281,6 +323,7 @@ class Spill {
       const double since_s = now_s();
       const auto until = std::chrono::steady_clock::now() + patience;
       help(held, copy, until);
+      lanes_[copy.is_up].has_work.notify_one();
       has_ended_.wait_until(held, until, [&] { return copy.chunks_left == 0; });
       stalled_s_ += now_s() - since_s;
     }
@@ -297,21 +340,7 @@ class Spill {
   // Give up its copy.
   void discard(PageId page) {
     std::unique_lock<std::mutex> held(lock_);
-    const auto found = copies_.find(page);
-    if (found == copies_.end()) {
-      return;
-    }
-    Copy& copy = *found->second;
-    Lane& lane = lanes_[copy.is_up];
-    while (std::optional<size_t> chunk = take(lane, copy)) {
-      --copy.chunks_left;
-    }
-    has_ended_.wait(held, [&] { return copy.chunks_left == 0; });
-    if (copy.storage) {
-      let_go(copy);
-    }
-    extents_.give(copy.offset, copy.length);
-    copies_.erase(page);
+    discard(held, page);
   }
 
   // Where its copy is in the file, and whether it comes or leaves.
@@ -326,7 +355,7 @@ class Spill {
     std::lock_guard<std::mutex> held(lock_);
     std::vector<PageId> pages;
     for (const Copy* copy : under_way_) {
-      if (copy->chunks_left == 0) {
+      if (copy->chunks_left == 0 && !Tampering::is_silent) {
         pages.push_back(copy->page);
       }
     }
@@ -353,11 +382,6 @@ class Spill {
   std::vector<Held> take_let_go() {
     std::lock_guard<std::mutex> held(lock_);
     return std::exchange(let_go_, {});
-  }
-
-  void hinder(std::shared_ptr<const Hindrance> hindrance) {
-    std::lock_guard<std::mutex> held(lock_);
-    hindrance_.swap(hindrance);
   }
 
  private:
@@ -411,10 +435,27 @@ class Spill {
 
   using Batch = std::vector<Chunk>;
 
-  // Copies in one direction, first come, first served.
+  // Copies in one direction, first come, first served. Small ones are one thread's: another would cost the program a core,
+  // and leave less to be written at once.
   struct Lane {
     std::deque<Chunk> queue;
+    int64_t queued_bytes = 0;
+    int busy = 0;  // threads
     std::condition_variable has_work;
+
+    bool has_work_for_another() const {
+      return !queue.empty() && (busy == 0 || queued_bytes >= chunk_bytes);
+    }
+    void push(const Chunk& chunk) {
+      queue.push_back(chunk);
+      queued_bytes += static_cast<int64_t>(chunk.nbytes());
+    }
+    Chunk take(std::deque<Chunk>::iterator place) {
+      const Chunk chunk = *place;
+      queue.erase(place);
+      queued_bytes -= static_cast<int64_t>(chunk.nbytes());
+      return chunk;
+    }
   };
 
   struct Worker {
@@ -435,12 +476,14 @@ class Spill {
     std::unique_lock<std::mutex> held(lock_);
     Lane& lane = *worker.lane;
     while (true) {
-      lane.has_work.wait(held, [&] { return is_closing_ || !lane.queue.empty(); });
+      lane.has_work.wait(held, [&] { return is_closing_ || lane.has_work_for_another(); });
       if (lane.queue.empty()) {
         return;
       }
+      ++lane.busy;
       next(lane, worker.batch);
       perform(held, worker.batch, worker.bounce);
+      --lane.busy;
     }
   }
 
@@ -450,8 +493,7 @@ class Spill {
     size_t length = 0;
     int64_t end = 0;
     do {
-      batch.push_back(lane.queue.front());
-      lane.queue.pop_front();
+      batch.push_back(lane.take(lane.queue.begin()));
       length += batch.back().length();
       end = batch.back().at() + static_cast<int64_t>(batch.back().length());
     } while (!lane.queue.empty() && !batch.back().copy->is_up && lane.queue.front().at() == end &&
@@ -465,12 +507,10 @@ class Spill {
     if (found == lane.queue.end()) {
       return std::nullopt;
     }
-    const size_t index = found->index;
-    lane.queue.erase(found);
-    return index;
+    return lane.take(found).index;
   }
 
-  void start(Copy& copy, const Held& storage, bool is_up) {
+  void start(Copy& copy, const Held& storage, bool is_up, bool is_awaited) {
     copy.is_up = is_up;
     copy.storage = storage;
     copy.memory = static_cast<char*>(const_cast<void*>(storage->data()));
@@ -480,8 +520,33 @@ class Spill {
     under_way_.push_back(&copy);
     Lane& lane = lanes_[is_up];
     for (size_t index = 0; index < copy.checksums.size(); ++index) {
-      lane.queue.push_back({&copy, index});
-      lane.has_work.notify_one();
+      lane.push({&copy, index});
+      if (lane.has_work_for_another() && !(is_awaited && copy.checksums.size() == 1)) {
+        lane.has_work.notify_one();
+      }
+    }
+  }
+
+  void discard(std::unique_lock<std::mutex>& held, PageId page) {
+    const auto found = copies_.find(page);
+    if (found == copies_.end()) {
+      return;
+    }
+    Copy& copy = *found->second;
+    while (take(lanes_[copy.is_up], copy)) {
+      --copy.chunks_left;
+    }
+    settle(held, copy);
+    extents_.give(copy.offset, copy.length);
+    copies_.erase(page);
+  }
+
+  // Wait for the end of what is under way, however it turns out.
+  void settle(std::unique_lock<std::mutex>& held, Copy& copy) {
+    lanes_[copy.is_up].has_work.notify_one();
+    has_ended_.wait(held, [&] { return copy.chunks_left == 0; });
+    if (copy.storage) {
+      let_go(copy);
     }
   }
 
@@ -493,7 +558,7 @@ class Spill {
 
   // Whoever waits for a copy performs what nobody has begun.
   void help(std::unique_lock<std::mutex>& held, Copy& copy, std::chrono::steady_clock::time_point until) {
-    while (!hindrance_ && !is_helping_ && std::chrono::steady_clock::now() < until) {
+    while (!Tampering::hindrance() && !is_helping_ && std::chrono::steady_clock::now() < until) {
       const auto index = take(lanes_[copy.is_up], copy);
       if (!index) {
         return;
@@ -511,10 +576,10 @@ class Spill {
     int failure = first.failure;  // after one failed chunk the others are pointless
     const double began_s = now_s();
     if (failure == none) {
-      auto hindrance = hindrance_;
       held.unlock();
-      failure = hindrance ? (*hindrance)(is_up, batch.front().at()) : none;
-      hindrance.reset();
+      if (const auto hindrance = Tampering::hindrance()) {
+        failure = (*hindrance)(is_up, static_cast<int64_t>(batch.front().nbytes()));
+      }
       if (failure == none) {
         failure = is_up ? read(batch.front(), bounce.get()) : write(batch, bounce.get());
       }
@@ -588,7 +653,6 @@ class Spill {
   std::vector<Copied> copied_;
   std::vector<Held> let_go_;
   double stalled_s_ = 0;
-  std::shared_ptr<const Hindrance> hindrance_;
   bool is_helping_ = false;
   Batch helped_;
   Bounce helper_;
