@@ -22,6 +22,7 @@ from torch_lms.demo.train import UNet
 from torch_lms.engine import Speeds
 from torch_lms.planner import floor_bytes, make_plan, optimum_bytes
 from torch_lms.policy import Plan
+from torch_lms.runtime import api
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.stats import Stats
 from torch_lms.trace import Trace
@@ -98,6 +99,7 @@ def fixed_speeds() -> Iterator[None]:
     with (
         mock.patch("torch_lms.planner.makers.make_plan", plan),
         mock.patch.object(CpuExecutor, "landed", landed),
+        mock.patch.object(api, "NativeCpuExecutor", lambda disk, _: CpuExecutor(disk)),
     ):
         yield
 

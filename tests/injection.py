@@ -45,13 +45,13 @@ def disk_calls(name: str, call: Callable[..., int]) -> Iterator[Callable[..., in
 
 
 def _hindrance(is_read: bool, nbytes: int) -> int:
-    name = "preadv" if is_read else "pwrite"
-    if name not in _calls:
+    call = _calls.get("preadv" if is_read else "pwrite")
+    if call is None:
         return 0
     device = os.open("/dev/zero", os.O_RDWR)
     buffer = bytearray(nbytes)
     try:
-        _calls[name](device, [memoryview(buffer)] if is_read else memoryview(buffer), 0)
+        call(device, [memoryview(buffer)] if is_read else memoryview(buffer), 0)
     except OSError as error:
         return error.errno or errno.EIO
     finally:

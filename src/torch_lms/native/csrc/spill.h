@@ -578,7 +578,11 @@ class Spill {
     if (failure == none) {
       held.unlock();
       if (const auto hindrance = Tampering::hindrance()) {
-        failure = (*hindrance)(is_up, static_cast<int64_t>(batch.front().nbytes()));
+        try {
+          failure = (*hindrance)(is_up, static_cast<int64_t>(batch.front().nbytes()));
+        } catch (const std::exception&) {
+          failure = EIO;
+        }
       }
       if (failure == none) {
         failure = is_up ? read(batch.front(), bounce.get()) : write(batch, bounce.get());
