@@ -53,14 +53,13 @@ struct Carrier {
 
   bool can(const Carried& carried, const Held& storage) const {
     switch (carried.move.act) {
-      case Act::discard:
-        return spill->has(carried.move.page);
       case Act::start_evict:
       case Act::finish_evict:
       case Act::release:
       case Act::start_fetch:
       case Act::finish_fetch:
         return carried.tier == tier && (!storage || is_plain(*storage));
+      case Act::discard:
       case Act::drop:
       case Act::recompute:
         return false;
@@ -83,10 +82,6 @@ struct Carrier {
       outcome.state = state;
       return false;
     };
-    if (carried.move.act == Act::discard) {
-      spill->discard(page);
-      return true;
-    }
     if (!storage) {
       return true;  // the next to look will hear of its death
     }

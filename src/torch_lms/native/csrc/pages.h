@@ -176,10 +176,6 @@ class Pages {
     if (journal != nullptr) {
       journal->died(page->id);
     }
-    if (spill && spill->has(page->id)) {  // at once: Python may never have heard of the page
-      spill->discard(page->id);
-      set(*page, State::resident, no_tier);
-    }
     give_up_copy(*page);
     set_recipe(*page, nullptr);
     drop(page);
@@ -226,7 +222,11 @@ class Pages {
   // Its lower copy, if it has one, is worth nothing any more.
   void give_up_copy(Page& page) {
     if (page.tier != no_tier) {
-      stale_.push_back(page.id);
+      if (spill && spill->has(page.id)) {  // at once: Python may never have heard of the page
+        spill->discard(page.id);
+      } else {
+        stale_.push_back(page.id);
+      }
       set(page, State::resident, no_tier);
     }
   }
