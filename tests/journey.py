@@ -12,6 +12,7 @@ there again.
 
 What happened is read from what the executor was asked to do meanwhile. To ask ``torch_lms.stats()`` would have Python
 bring the books up to date after each operation, which no program does. Copies that other threads make are not counted.
+Planned moves are performed in Python, as those of an accelerator are: on a CPU the native interposer needs none for them.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
-from tests.injection import disk_calls
+from tests.injection import disk_calls, moves_in_python
 
 SOURCES = str(Path(torch_lms.__file__).parent) + os.sep
 POLICIES = ("reactive", "planned")
@@ -192,7 +193,7 @@ def network(widths: Sequence[int]) -> nn.Sequential:
 def journeys(policy: str) -> list[Operation]:
     """All operations of some steps, with room for everything and without."""
     operations, demand = _with_room(WIDE, policy)
-    with torch_lms.session(demand // 2, MIN_SIZE, policy=policy, recompute=False, device="cpu"):
+    with moves_in_python(), torch_lms.session(demand // 2, MIN_SIZE, policy=policy, recompute=False, device="cpu"):
         operations += _train(WIDE, False, STEPS)
     if policy == "planned":
         _, demand = _with_room(NARROW, policy)
