@@ -12,7 +12,7 @@ there again.
 
 What happened is read from what the executor was asked to do meanwhile. To ask ``torch_lms.stats()`` would have Python
 bring the books up to date after each operation, which no program does. Copies that other threads make are not counted.
-Planned moves are performed in Python, as those of an accelerator are: on a CPU the native interposer needs none for them.
+Planned moves are performed in Python, as those of an accelerator are: on a CPU the native interposer needs none.
 """
 
 import argparse
@@ -74,7 +74,7 @@ EVENTS: dict[str, Reviewed] = {
 """What may happen during an operation. "born" means that its result is a new page, and that nothing was moved."""
 
 
-EXECUTOR = "runtime/cpu.py"
+EXECUTORS = ("runtime/cpu.py", "runtime/native_cpu.py")
 RECOMPUTING = ("runtime/executor.py", "runtime/recompute.py")
 MOVES = {"start_evict", "finish_evict", "release", "start_fetch", "finish_fetch", "discard"}
 """What an executor is asked to do. Of a page that leaves, "start_evict" is asked first, and "release" last."""
@@ -119,7 +119,7 @@ class Operation:
         """What happened during it; None where that is no single event of ``EVENTS``."""
         if self.has_room:
             return "born, all fits" if self.creates else None
-        asked = {call.function.rpartition(".")[2] for call in self.calls if call.file == EXECUTOR}
+        asked = {call.function.rpartition(".")[2] for call in self.calls if call.file in EXECUTORS}
         if "recompute" in {call.function.rpartition(".")[2] for call in self.calls if call.file in RECOMPUTING}:
             return "recomputed"
         if "start_fetch" in asked:

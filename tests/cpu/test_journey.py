@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.journey import EVENTS, EXECUTOR, RECOMPUTING, Call, Operation
+from tests.journey import EVENTS, EXECUTORS, RECOMPUTING, Call, Operation
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def test_one_operation_call_by_call() -> None:
     assert all((ROOT / "src" / "torch_lms" / file).exists() for file in files)
 
 
-def event(*asked: str, file: str = EXECUTOR) -> str | None:
+def event(*asked: str, file: str = EXECUTORS[0]) -> str | None:
     """What happened during an operation in which these functions of ``file`` were called."""
     calls = tuple(Call(file, f"Some.{function}", 0) for function in asked)
     return Operation("aten.add", calls, creates=True, has_room=False).event
