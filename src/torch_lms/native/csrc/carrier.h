@@ -30,15 +30,15 @@ struct Carrier {
 
   // No lock is held: to hold a storage, or to let go of it, may need the GIL.
   Outcome perform(const std::vector<Carried>& moves) const {
-    std::vector<Held> storages;
-    for (const Carried& carried : moves) {
-      storages.push_back(carried.alive.lock());
-      if (!can(carried, storages.back())) {
-        return {};
-      }
-    }
     Outcome outcome;
     try {
+      std::vector<Held> storages;
+      for (const Carried& carried : moves) {
+        storages.push_back(carried.alive.lock());
+        if (!can(carried, storages.back())) {
+          return outcome;
+        }
+      }
       while (outcome.count < moves.size() && perform(moves, storages[outcome.count], outcome)) {
         ++outcome.count;
       }

@@ -105,7 +105,6 @@ class Following {
     passed_ = {};
     passed_.position = handover_.position;
     touches_ = 0;
-    made_bytes_ = 0;
     is_moving = false;
     moving.done = {};
     ++epoch_;

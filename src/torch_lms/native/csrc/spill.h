@@ -284,7 +284,7 @@ class Spill {
     std::unique_lock<std::mutex> held(lock_);
     discard(held, page);  // there is one if an interrupt came before anybody was told of it
     const auto nbytes = static_cast<int64_t>(storage->nbytes());
-    const int64_t length = (nbytes + grain - 1) / grain * grain;
+    const auto length = static_cast<int64_t>((storage->nbytes() + grain - 1) / grain * grain);
     const int64_t offset = extents_.take(length);
     if (offset < 0) {
       return false;
@@ -385,7 +385,7 @@ class Spill {
   }
 
  private:
-  static constexpr int64_t grain = 4096;  // offsets, lengths and addresses that direct I/O takes on any disk
+  static constexpr size_t grain = 4096;  // offsets, lengths and addresses that direct I/O takes on any disk
   static constexpr int64_t chunk_bytes = Bounce::nbytes;
   static constexpr size_t stack_bytes = 512 << 10;
 
@@ -403,30 +403,26 @@ class Spill {
     int failure = none;
     double began_s = 0;
     double ended_s = 0;
-
-    int64_t at(size_t chunk) const {
-      return offset + static_cast<int64_t>(chunk) * chunk_bytes;
-    }
-    size_t bytes_of(size_t chunk) const {
-      return static_cast<size_t>(std::min(chunk_bytes, nbytes - static_cast<int64_t>(chunk) * chunk_bytes));
-    }
   };
 
   struct Chunk {
     Copy* copy;
     size_t index;
 
+    int64_t begin() const {  // in the page
+      return static_cast<int64_t>(index) * chunk_bytes;
+    }
     char* memory() const {
-      return copy->memory + static_cast<int64_t>(index) * chunk_bytes;
+      return copy->memory + begin();
     }
     size_t nbytes() const {
-      return copy->bytes_of(index);
+      return static_cast<size_t>(std::min(chunk_bytes, copy->nbytes - begin()));
     }
     size_t length() const {  // in the file
       return (nbytes() + grain - 1) / grain * grain;
     }
     int64_t at() const {
-      return copy->at(index);
+      return copy->offset + begin();
     }
     uint64_t& checksum() const {
       return copy->checksums[index];
@@ -459,7 +455,9 @@ class Spill {
   };
 
   struct Worker {
-    Worker(Spill* spill, Lane* lane) : spill(spill), lane(lane) {}
+    Worker(Spill* spill, Lane* lane) : spill(spill), lane(lane) {
+      batch.reserve(Bounce::nbytes / grain);  // nothing is allocated later, on its thread
+    }
     Spill* spill;
     Lane* lane;
     Bounce bounce = {};
