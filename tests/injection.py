@@ -109,6 +109,17 @@ def copies_in_python() -> Iterator[None]:
         yield
 
 
+def step_of_many_pages() -> torch.Tensor:
+    """Makes forty pages of 16 KiB, writes each, and uses them in the opposite order."""
+    kept = [torch.ones(64, 64) * number for number in range(40)]
+    total = torch.zeros(64, 64)
+    for page in kept:
+        total = total + page.mul_(2)
+    for page in reversed(kept):
+        total = total * 0.5 + page
+    return total
+
+
 class CannotMount(Exception):
     """This process has no right to mount a file system."""
 

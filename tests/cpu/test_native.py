@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import torch_lms
-from tests.injection import copies_in_python, nobody_hears_of_copies
+from tests.injection import copies_in_python, nobody_hears_of_copies, step_of_many_pages
 from tests.ways import IS_NATIVE
 from torch_lms.engine import Engine
 from torch_lms.errors import StoreFullError
@@ -386,23 +386,14 @@ def test_a_planned_move_that_fails(
             fail()
         return whole(*args)
 
-    def step() -> torch.Tensor:
-        kept = [torch.ones(64, 64) * number for number in range(40)]
-        total = torch.zeros(64, 64)
-        for page in kept:
-            total = total + page.mul_(2)
-        for page in reversed(kept):
-            total = total * 0.5 + page
-        return total
-
     def run(steps: int) -> list[torch.Tensor]:
         found = []
         for _ in range(steps):
-            found.append(step().sum())
+            found.append(step_of_many_pages().sum())
             torch_lms.step()
         return found
 
-    expected = step().sum()
+    expected = step_of_many_pages().sum()
     with copies_in_python(), torch_lms.session(limit=20 << 14, min_size=1024, device="cpu", recompute=False) as lms:
         run(6)
         lms.reset_stats()

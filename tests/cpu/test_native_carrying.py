@@ -12,7 +12,7 @@ import torch
 
 import torch_lms
 from tests.fault_rig import check_books, slot_offset, store_now, used_bytes
-from tests.injection import NthCall, damage, disk_calls, failing
+from tests.injection import NthCall, damage, disk_calls, failing, step_of_many_pages
 from tests.ways import IS_NATIVE
 from torch_lms.native import load
 from torch_lms.runtime import api
@@ -26,19 +26,8 @@ _LIMIT = 20 * 4 * _FLOATS
 _WARM_UP = 6
 
 
-def step() -> torch.Tensor:
-    """Makes forty pages, writes each, and uses them in the opposite order."""
-    kept = [torch.ones(64, 64) * number for number in range(40)]
-    total = torch.zeros(64, 64)
-    for page in kept:
-        total = total + page.mul_(2)
-    for page in reversed(kept):
-        total = total * 0.5 + page
-    return total
-
-
 class Session:
-    """A session in which steps like ``step`` follow a plan.
+    """A session in which steps follow a plan.
 
     Attributes:
         performed: moves that Python was asked to perform, since it began.
@@ -52,14 +41,14 @@ class Session:
         """What they gave, which is no page."""
         found = []
         for _ in range(steps):
-            found.append(step().sum())
+            found.append(step_of_many_pages().sum())
             torch_lms.step()
         return found
 
 
 @pytest.fixture
 def expected() -> torch.Tensor:
-    return step().sum()
+    return step_of_many_pages().sum()
 
 
 @pytest.fixture
