@@ -263,7 +263,7 @@ def spill_file_cut_short(directory: Path) -> Row:
     """Somebody truncates the spill file: what was there is lost, and said to be; what comes later is not."""
     with under_way(directory):
         lost = [torch.full((300_000,), float(number)) for number in range(3)]
-        os.ftruncate(store_now()._file.fd, min(map(slot_offset, lost)))
+        os.ftruncate(store_now().file.fd, min(map(slot_offset, lost)))
         sees = ""
         for tensor in lost:
             sees = told(PageLostError, tensor.sum, words="the file ends at")
@@ -302,11 +302,11 @@ def spill_file_unreadable_by_others(directory: Path) -> Row:
     try:
         for opening in (os.open, without_tmpfile(os.open)):
             with patch.object(os, "open", opening), patch.object(os, "unlink", noticed), under_way(directory):
-                status = os.fstat(store_now()._file.fd)
+                status = os.fstat(store_now().file.fd)
                 assert (stat.S_IMODE(status.st_mode), status.st_nlink) == (0o600, 0)
                 assert os.listdir(directory) == []
                 if os.geteuid() == 0:
-                    _assert_closed_to_others(store_now()._file.fd)
+                    _assert_closed_to_others(store_now().file.fd)
     finally:
         os.umask(before)
     assert modes == [0o600]

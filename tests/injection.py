@@ -4,7 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,6 @@ from torch_lms.stores.copies import Copy
 from torch_lms.stores.disk import DiskStore
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-
 
 _calls: dict[str, Callable[..., int]] = {}
 """That stand in for those of ``os`` now."""
@@ -60,25 +59,25 @@ def _hindrance(is_read: bool, nbytes: int) -> int:
 
 
 @contextmanager
-def waits_for_copies(new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+def _in_place_of(owner: Any, name: str, new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+    call = new(getattr(owner, name))
+    with patch.object(owner, name, call):
+        yield call
+
+
+def waits_for_copies(new: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
     """Inside, what ``new`` makes of the method that waits for a copy stands in for it, whoever copies. Gives that."""
     native = load.find().native
     owner, name = (Copy, "wait") if native is None else (native.Spill, "finish")
-    call = new(getattr(owner, name))
-    with patch.object(owner, name, call):
-        yield call
+    return _in_place_of(owner, name, new)
 
 
-@contextmanager
-def starts_of_copies(name: str, new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+def starts_of_copies(name: str, new: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
     """The same for the method that starts one: a "write", or a "read"."""
     native = load.find().native
-    owner: Any = DiskStore
-    if native is not None:
-        owner, name = native.Spill, {"write": "start_evict", "read": "start_fetch"}[name]
-    call = new(getattr(owner, name))
-    with patch.object(owner, name, call):
-        yield call
+    if native is None:
+        return _in_place_of(DiskStore, name, new)
+    return _in_place_of(native.Spill, {"write": "start_evict", "read": "start_fetch"}[name], new)
 
 
 @contextmanager
@@ -146,7 +145,7 @@ def short(call: Callable[..., int], most: int = 8192) -> Callable[..., int]:
 
 def damage(store: DiskStore, change: Callable[[bytearray], None]) -> None:
     """Change the first 4 MiB of the spill file behind the store's back."""
-    with open(f"/proc/self/fd/{store._file.fd}", "r+b", buffering=0) as file:
+    with open(f"/proc/self/fd/{store.file.fd}", "r+b", buffering=0) as file:
         content = bytearray(file.read(4 << 20))
         change(content)
         file.seek(0)

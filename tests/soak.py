@@ -177,7 +177,7 @@ def _look(lms: Lms, network: Network, window: Window) -> None:
         window.live_bytes.append(backend.engine.pager.book.ledger.live)
     window.pages.append(session_now().page_count)
     window.spill_bytes.append(used_bytes())
-    window.spill_file_bytes.append(store._file.size)
+    window.spill_file_bytes.append(store.file.size)
     window.host_bytes.append(lms.stats().host_bytes)
     window.descriptors.append(len(os.listdir("/proc/self/fd")))
     window.threads.append(threading.active_count())

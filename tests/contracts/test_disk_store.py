@@ -147,7 +147,7 @@ def test_a_read_error_loses_the_page_but_not_the_copy_on_disk(store: DiskStore, 
 
 def test_a_file_that_was_cut_short_loses_the_page(store: DiskStore) -> None:
     slot = put(store, noise(2 * MB))
-    os.ftruncate(store._file.fd, MB)
+    os.ftruncate(store.file.fd, MB)
     with pytest.raises(PageLostError, match="the file ends"):
         get(store, slot)
 

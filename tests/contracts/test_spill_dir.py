@@ -31,11 +31,11 @@ def opening(request: pytest.FixtureRequest, monkeypatch: Patch) -> str:
 def test_the_file_has_no_name_and_no_reader_but_its_owner(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, MB)
     store.write(store.reserve(5000), memoryview(bytes(5000))).wait()
-    status = os.fstat(store._file.fd)
+    status = os.fstat(store.file.fd)
     assert list(tmp_path.iterdir()) == []
     assert status.st_nlink == 0
     assert stat.S_IMODE(status.st_mode) == 0o600
-    assert not os.get_inheritable(store._file.fd)
+    assert not os.get_inheritable(store.file.fd)
     store.close()
 
 
@@ -92,7 +92,7 @@ def test_leftovers_of_the_dead_are_removed_and_nothing_else(tmp_path: Path, monk
 
 def test_the_default_capacity_leaves_some_of_the_free_space(tmp_path: Path) -> None:
     store = DiskStore(tmp_path)
-    free = store._file.free_bytes()
+    free = store.file.free_bytes()
     assert 0.9 * free - (2 << 30) < store.capacity < free + (1 << 30)
     store.close()
 

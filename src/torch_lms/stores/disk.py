@@ -57,23 +57,23 @@ class DiskStore(Store):
         self, directory: str | os.PathLike[str], capacity: int | None = None, threads: int = 2, direct: bool = True
     ) -> None:
         self.directory = Path(directory).absolute()
-        self.file = self._file = SpillFile(self.directory, direct)
+        self.file = SpillFile(self.directory, direct)
         remove_leftovers(self.directory)
-        self.direct = self._file.direct
-        self._capacity = _default_capacity(self._file.free_bytes()) if capacity is None else capacity
+        self.direct = self.file.direct
+        self._capacity = _default_capacity(self.file.free_bytes()) if capacity is None else capacity
         self._lock = threading.Lock()
         self._closed = False
         self._extents = Extents(ALIGNMENT)
         self._pages: dict[Slot, _Page] = {}
         started: list[IoPool] = []
         try:
-            self._writers = IoPool(self._file, threads, "out")
+            self._writers = IoPool(self.file, threads, "out")
             started.append(self._writers)
-            self._readers = IoPool(self._file, threads, "in")
+            self._readers = IoPool(self.file, threads, "in")
         except BaseException:
             for pool in started:
                 pool.close()
-            self._file.close()
+            self.file.close()
             raise
 
     @property
@@ -100,7 +100,7 @@ class DiskStore(Store):
             if offset is None:
                 used, capacity = format_bytes(self._extents.used_bytes), format_bytes(self._capacity)
                 hole = format_bytes(self._extents.largest_free)
-                raise self._file.full(nbytes, f"it holds {used} of its capacity of {capacity} (largest hole {hole})")
+                raise self.file.full(nbytes, f"it holds {used} of its capacity of {capacity} (largest hole {hole})")
             slot = Slot(offset, self._extents.rounded(nbytes), nbytes)
             self._pages[slot] = _Page([None] * chunk_count(nbytes))
             return slot
@@ -158,14 +158,14 @@ class DiskStore(Store):
             self._forget()
         self._writers.close()
         self._readers.close()
-        self._file.close()
+        self.file.close()
 
     def abandon(self) -> None:
         """Forget everything, in a forked child: the threads stayed with the parent, a held lock never opens (N13)."""
         self._lock = threading.Lock()
         if not self._closed:
             self._forget()
-            self._file.close()
+            self.file.close()
 
     def validate(self) -> None:
         with self._lock:
@@ -180,7 +180,7 @@ class DiskStore(Store):
     def _grow(self, nbytes: int) -> None:
         """Make the file longer: by a slab, or where that is too much by ``nbytes``, or not at all."""
         needed = self._extents.rounded(nbytes)
-        room = self._capacity // ALIGNMENT * ALIGNMENT - self._file.size
+        room = self._capacity // ALIGNMENT * ALIGNMENT - self.file.size
         for wanted in (max(needed, _SLAB_BYTES), needed):
             # no more than the capacity leaves: with a hole at the file's end, that may be enough
             length = min(wanted, room)
@@ -190,7 +190,7 @@ class DiskStore(Store):
 
     def _extended(self, length: int) -> bool:
         try:
-            self._file.extend(length)
+            self.file.extend(length)
         except OSError as error:
             if error.errno in FULL_ERRNOS:
                 return False

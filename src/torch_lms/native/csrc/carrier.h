@@ -52,19 +52,9 @@ struct Carrier {
   static constexpr std::chrono::microseconds patience{2000};  // after which Python waits, whom an interrupt reaches
 
   bool can(const Carried& carried, const Held& storage) const {
-    switch (carried.move.act) {
-      case Act::start_evict:
-      case Act::finish_evict:
-      case Act::release:
-      case Act::start_fetch:
-      case Act::finish_fetch:
-        return carried.tier == tier && (!storage || is_plain(*storage));
-      case Act::discard:
-      case Act::drop:
-      case Act::recompute:
-        return false;
-    }
-    return false;
+    const Act act = carried.move.act;
+    const bool is_of_a_copy = act != Act::discard && act != Act::drop && act != Act::recompute;
+    return is_of_a_copy && carried.tier == tier && (!storage || is_plain(*storage));
   }
 
   static bool is_plain(const c10::StorageImpl& storage) {

@@ -137,6 +137,10 @@ class Following {
     if (!carrier.spill || made_bytes_ >= carrier.most_made || carrier.spill->made() >= most_copied) {
       return false;
     }
+    const bool drops = passed_.position >= 0 && !op_at(passed_.position).drops.empty();
+    if (drops || !next()->recomputes.empty()) {  // nothing is decided in vain
+      return false;
+    }
     const Account& account = pages_.account(handover_.device);
     return now_s() < carrier.until_s || account.limit - account.resident >= next()->new_bytes;
   }

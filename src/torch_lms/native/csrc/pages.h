@@ -222,9 +222,7 @@ class Pages {
   // Its lower copy, if it has one, is worth nothing any more.
   void give_up_copy(Page& page) {
     if (page.tier != no_tier) {
-      if (spill && spill->has(page.id)) {  // at once: Python may never have heard of the page
-        spill->discard(page.id);
-      } else {
+      if (!spill || !spill->discard(page.id)) {  // else at once: Python may never have heard of the page
         stale_.push_back(page.id);
       }
       set(page, State::resident, no_tier);

@@ -337,10 +337,10 @@ class Spill {
     return copy.failure;
   }
 
-  // Give up its copy.
-  void discard(PageId page) {
+  // Give up its copy. Whether it had one.
+  bool discard(PageId page) {
     std::unique_lock<std::mutex> held(lock_);
-    discard(held, page);
+    return discard(held, page);
   }
 
   // Where its copy is in the file, and whether it comes or leaves.
@@ -525,10 +525,10 @@ class Spill {
     }
   }
 
-  void discard(std::unique_lock<std::mutex>& held, PageId page) {
+  bool discard(std::unique_lock<std::mutex>& held, PageId page) {
     const auto found = copies_.find(page);
     if (found == copies_.end()) {
-      return;
+      return false;
     }
     Copy& copy = *found->second;
     while (take(lanes_[copy.is_up], copy)) {
@@ -537,6 +537,7 @@ class Spill {
     settle(held, copy);
     extents_.give(copy.offset, copy.length);
     copies_.erase(page);
+    return true;
   }
 
   // Wait for the end of what is under way, however it turns out.
