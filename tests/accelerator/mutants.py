@@ -2,14 +2,19 @@
 
     python -m tests.accelerator.mutants [--programs N] [--match TEXT]
 
-A mutant is a process of its own, in which one wait of ``runtime/streams.py`` or ``runtime/staging.py`` is left out. It
-runs programs until one goes wrong: those written for that wait first, then random ones (``tests.accelerator.fuzz``). A
-wait that nothing misses is either needless, or not tested. Exits with 1 if there is one.
+A mutant is a process of its own, in which one wait of ``runtime/streams.py``, ``runtime/staging.py`` or
+``native/csrc/lanes.h`` is left out. It runs programs until one goes wrong: those written for that wait first, then
+random ones (``tests.accelerator.fuzz``). A wait that nothing misses is either needless, or not tested. Exits with 1 if
+there is one.
 """
 
 import argparse
+import atexit
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +37,7 @@ class Mutant:
 
     Attributes:
         name: what nobody waits for then.
-        module: below ``torch_lms.runtime``.
+        module: of the source.
         old: lines there, once, without their indentation.
         new: what stands instead.
     """
@@ -43,9 +48,15 @@ class Mutant:
     new: str = "pass"
 
     @property
+    def is_native(self) -> bool:
+        """Whether it is the native interposer's wait."""
+        return self.module == "lanes"
+
+    @property
     def file(self) -> Path:
-        """The source of the module."""
-        return ROOT / "src" / "torch_lms" / "runtime" / f"{self.module}.py"
+        """The source."""
+        package = ROOT / "src" / "torch_lms"
+        return package / "native/csrc/lanes.h" if self.is_native else package / "runtime" / f"{self.module}.py"
 
     def applied(self, source: str) -> str:
         """``source`` without the wait.
@@ -99,13 +110,13 @@ MUTANTS = (
     Mutant(
         "a copy up: home for the program's stream",
         "streams",
-        "self._catch_up(use.home)\n            self._device.allocate",
+        "self._catch_up(home)\n        self._device.allocate",
         "self._device.allocate",
     ),
     Mutant(
         "a copy up: for whoever had the memory before",
         "streams",
-        "self._device.wait(self._in, self._device.record(use.home))",
+        "self._device.wait(self._in, self._device.record(home))",
     ),
     Mutant("home for a copy up", "streams", "self._await(use.home, use.arrived)"),
     Mutant("another stream for a copy up", "streams", "self._await(stream, use.arrived)"),
@@ -162,11 +173,72 @@ MUTANTS = (
         "staging",
         "self._busy[number] = partial(self._device.synchronize, self._device.record(stream))",
     ),
+    Mutant(
+        "native: a copy down: for the streams that used the page",
+        "lanes",
+        "(first == marks.end() ? record(stream(id)) : first->second)->hold_up(out_);",
+        "",
+    ),
+    Mutant("native: a copy down: for the page to come", "lanes", "use.arrived->hold_up(out_);", ""),
+    Mutant(
+        "native: a copy down: for the last use, not one before",
+        "lanes",
+        "marks.end(), last_use, []",
+        "marks.end(), last_use - 1, []",
+    ),
+    Mutant("native: freeing after a copy: for that copy", "lanes", "await(use_of(page).home, found->second.done);", ""),
+    Mutant(
+        "native: freeing memory of an unknown stream: the allocator for those who use it",
+        "lanes",
+        "keep_for(storage, out_);\n      for (const StreamId id : use.streams) {\n        "
+        "keep_for(storage, stream(id));\n",
+        "for (const StreamId id : use.streams) {\n        static_cast<void>(id);\n",
+    ),
+    Mutant(
+        "native: freeing: for streams that used the page since its copy, or without one",
+        "lanes",
+        "let_finish(use, storage);\n    }\n    free",
+        "}\n    free",
+    ),
+    Mutant("native: recomputing: home for the program's stream", "lanes", "catch_up(home);\n    go_to", "go_to"),
+    Mutant(
+        "native: recomputing: other streams for the result",
+        "lanes",
+        "use.streams.assign(1, use.home);",
+        "use.streams.assign(1, use.home);\n    use.streams.push_back(current_stream());",
+    ),
+    Mutant("native: a copy up: home for the program's stream", "lanes", "catch_up(use.home);\n    {", "{"),
+    Mutant(
+        "native: a copy up: for whoever had the memory before",
+        "lanes",
+        "record(stream(use.home))->hold_up(in_);",
+        "",
+    ),
+    Mutant("native: home for a copy up", "lanes", "await(use.home, use.arrived);", ""),
+    Mutant("native: another stream for a copy up", "lanes", "await(current, use.arrived);", ""),
+    Mutant(
+        "native: the allocator for another stream that used a fetched page",
+        "lanes",
+        "keep_for(storage, stream(current));",
+        "",
+    ),
+    Mutant(
+        "native: host memory for the copies in and out of it",
+        "lanes",
+        "if (busy.empty()) {",
+        "if (true) {",
+    ),
+    Mutant("native: host memory that is needed now for its copies", "lanes", "mark->wait();\n    }", "}"),
+    Mutant(
+        "native: an eviction given up: for its copy", "lanes", "wait_for(out_);\n    discard(page);", "discard(page);"
+    ),
+    Mutant("native: a fetch given up: for its copy", "lanes", "wait_for(in_);\n    free", "free"),
+    Mutant("native: the end of the session: for all copies", "lanes", "wait_for(out_);\n    wait_for(in_);", ""),
 )
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module without one wait."""
+    """Loads a module of Python's without one wait."""
 
     def __init__(self, name: str, mutant: Mutant) -> None:
         super().__init__(name, str(mutant.file))
@@ -192,9 +264,24 @@ class _Finder(MetaPathFinder):
         return found
 
 
+def _build_without(mutant: Mutant) -> None:
+    """This process has a native interposer without one wait."""
+    from torch_lms.native import build
+
+    scratch = Path(tempfile.mkdtemp(prefix="torch-lms-mutant-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    shutil.copytree(mutant.file.parent, scratch / "csrc")
+    (scratch / "csrc" / mutant.file.name).write_text(mutant.applied(mutant.file.read_text()))
+    build._SOURCES = scratch / "csrc"
+    os.environ.update(TORCH_LMS_CACHE=str(scratch), TORCH_LMS_INTERPOSER="native")
+
+
 def search(mutant: Mutant | None, programs: int) -> str:
     """What goes wrong first without the wait, in this process; "" if nothing does."""
-    if mutant is not None:
+    if mutant is not None and mutant.is_native:
+        _build_without(mutant)
+    elif mutant is not None:
+        os.environ["TORCH_LMS_INTERPOSER"] = "python"
         sys.meta_path.insert(0, _Finder(mutant))
     from tests import accelerator
     from tests.accelerator import fuzz

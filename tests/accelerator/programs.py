@@ -16,6 +16,7 @@ import torch_lms
 from tests import accelerator
 from tests.accelerator import control
 from torch_lms.engine import engine
+from torch_lms.native import load
 from torch_lms.planner import Speeds
 from torch_lms.runtime.accelerator import AcceleratorDevice
 from torch_lms.runtime.streams import StreamExecutor
@@ -87,6 +88,11 @@ def registering(device: torch.device) -> Iterator[None]:
 @contextmanager
 def failing_after_a_copy() -> Iterator[None]:
     """The first copy is queued, and the event after it cannot be recorded."""
+    native = load.find().native
+    if native is not None:
+        native.fail_next_copy()
+        yield
+        return
     record, copy = AcceleratorDevice.record, AcceleratorDevice.copy
     copies: list[int] = []
 

@@ -163,14 +163,11 @@ def test_a_copy_down_waits_for_the_last_use_of_its_page_alone(module: ModuleType
         since.record()
         session = api.current_session()
         assert session is not None
-        entry = session.find(torch._C.TensorBase.untyped_storage(idle))
-        assert entry is not None
         last = full(MIB, 5, device)  # now idle leaves
         with session.standing_still() as (backend,):
-            assert isinstance(backend.executor, StreamExecutor)
-            done = backend.executor._copies[entry.page].done
-        assert done is not None
-        done.synchronize()
+            executor = backend.executor
+            assert isinstance(executor, StreamExecutor)
+            executor._device.synchronize(executor._device.record(executor._out))
         assert not since.query()
         module.schedule("eager")
     assert [float(tensor[-1]) for tensor in (idle, busy, late, last)] == [2, 2, 3, 5]

@@ -22,10 +22,14 @@ def test_random_programs(first: int, device: torch.device) -> None:
 
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_wait_that_may_be_left_out_is_there(mutant: mutants.Mutant) -> None:
-    compile(mutant.applied(mutant.file.read_text()), mutant.file.name, "exec")
+    without = mutant.applied(mutant.file.read_text())
+    if not mutant.is_native:
+        compile(without, mutant.file.name, "exec")
 
 
-@pytest.mark.parametrize("name", ["freeing after a copy: for that copy", "home for a copy up"])
+@pytest.mark.parametrize(
+    "name", ["freeing after a copy: for that copy", "home for a copy up", "native: home for a copy up"]
+)
 def test_a_wait_that_is_left_out_is_missed(name: str) -> None:
     number = [mutant.name for mutant in mutants.MUTANTS].index(name)
     assert mutants.found_by_process(number, programs=5)

@@ -59,6 +59,123 @@ class Spilling(Protocol):
         """This is a forked child: the threads stayed with the parent."""
 
 
+class Moment(Protocol):
+    """A place in the work of a stream."""
+
+    def is_past(self) -> bool:
+        """Whether the stream is beyond it."""
+
+    def wait(self) -> None:
+        """Block until it is."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Between two moments that are past."""
+
+
+class Laning(Protocol):
+    """Copies pages of a device with streams to page-locked host memory and back, and has streams wait for each other as
+    ``runtime.streams`` tells. Errors of the device are PyTorch's.
+    """
+
+    def copy_on(self, out: int, into: int) -> None:
+        """The numbers of the streams of copies down and up."""
+
+    def grant(self, offset: int, length: int, address: int) -> None:
+        """Pages may be copied to this page-locked memory; ``offset``: its place in the store, a multiple of 4096."""
+
+    def take_back(self, offset: int, length: int) -> bool:
+        """What was granted so is granted no more, if all of it is free."""
+
+    def wait_for_memory(self) -> bool:
+        """Wait for memory that a copy still reads or writes, though its page is gone. False if there is none."""
+
+    def record(self, stream: int) -> Moment:
+        """After all that was asked of the stream so far."""
+
+    def hold_up(self, stream: int, moment: Any) -> None:
+        """What is asked of the stream from now on runs after ``moment``."""
+
+    def mark(self, tick: int) -> Moment:
+        """Now, on the current stream: all that used a page before ``tick`` has been asked for."""
+
+    def forget_marks(self) -> None:
+        """Pages were used without a tick since the last mark."""
+
+    def use(self, page: PageId, storage: torch.UntypedStorage) -> bool:
+        """An operation is about to use the page on the current stream. Whether it is new to that as it is."""
+
+    def born(self, page: PageId, home: int) -> None:
+        """Its memory was allocated for that stream."""
+
+    def adopt(self, page: PageId) -> None:
+        """Its memory may have been allocated on any stream."""
+
+    def streams_of(self, page: PageId) -> list[int]:
+        """Those on which it may be used as it is."""
+
+    def known(self) -> list[PageId]:
+        """Pages that have such."""
+
+    def has(self, page: PageId) -> bool:
+        """Whether it has a copy in host memory, or is about to."""
+
+    def start_evict(self, page: PageId, storage: torch.UntypedStorage, last_use: int) -> bool:
+        """Start to copy it down, after its last use. False if there is no room for it."""
+
+    def await_uses(self, page: PageId, last_use: int) -> None:
+        """Another copy down waits as that would."""
+
+    def finish_evict(self, page: PageId) -> None:
+        """Its copy counts from now on. The host waits for nothing."""
+
+    def release(self, page: PageId, storage: torch.UntypedStorage) -> None:
+        """Free its memory on the device."""
+
+    def start_fetch(self, page: PageId, storage: torch.UntypedStorage) -> None:
+        """Give it memory, and start to copy it up."""
+
+    def finish_fetch(self, page: PageId) -> None:
+        """Its home waits for that, or for what ``came``."""
+
+    def allocate(self, page: PageId, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Give it memory, for a copy from elsewhere."""
+
+    def came(self, page: PageId) -> Moment:
+        """Such a copy has been asked for; when it is complete."""
+
+    def go_home(self, page: PageId) -> int:
+        """The page's home is the current stream from now on, and may be given memory. Which was the current one."""
+
+    def go_to(self, stream: int) -> None:
+        """It is the current stream."""
+
+    def was_recomputed(self, page: PageId) -> None:
+        """On its home."""
+
+    def discard(self, page: PageId) -> None:
+        """Give up its copy, if it has one."""
+
+    def forget(self, page: PageId) -> None:
+        """It is gone, with its copy."""
+
+    def landed(self) -> list[PageId]:
+        """Pages whose copies have ended, though nobody waited for that."""
+
+    def made(self) -> int:
+        """How much ``take_asked`` would tell."""
+
+    def take_asked(self) -> list[tuple[int, Moment, Moment, int, PageId]]:
+        """What was asked of streams since: 0, a copy down, 1, one up, or 2, a wait of the program's; from when to when;
+        bytes, page.
+        """
+
+    def close(self) -> None:
+        """All copies have ended, and nothing is known of any page."""
+
+    def abandon(self) -> None:
+        """This is a forked child: nothing of the device is touched."""
+
+
 class Native(Protocol):
     """The extension module. Any thread may call it."""
 
@@ -98,6 +215,12 @@ class Native(Protocol):
         Raises:
             RuntimeError: they cannot be started.
         """
+
+    def Lanes(self, device: str) -> Laning:
+        """Copies pages of that device, which has an index."""
+
+    def fail_next_copy(self) -> None:
+        """Once the next copy of ``Laning`` has been asked for, something fails ("injected"). For tests."""
 
     def hinder(self, hindrance: Callable[[bool, int], int] | None) -> None:
         """Have ``hindrance`` called before each read (True) and write of so many bytes. It returns the error number

@@ -23,6 +23,7 @@ from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import Executor
 from torch_lms.runtime.interposer import refuse_inside_other_modes
 from torch_lms.runtime.native_cpu import NativeCpuExecutor
+from torch_lms.runtime.native_streams import NativeAcceleratorDevice, NativeStreamExecutor
 from torch_lms.runtime.options import Options, check
 from torch_lms.runtime.readings import take_reading
 from torch_lms.runtime.session import Session
@@ -411,8 +412,15 @@ def _new_executor(device: torch.device, options: Options, native: Native | None)
     disk = DiskStore(options.spill_dir)
     if device.type == "cpu":
         return CpuExecutor(disk) if native is None else NativeCpuExecutor(disk, native)
-    accelerator = AcceleratorDevice(device)
-    return StreamExecutor(accelerator, HostStore(options.host_limit, accelerator.page_lock, works_ahead=True), disk)
+    if native is None:
+        accelerator = AcceleratorDevice(device)
+        return StreamExecutor(accelerator, _new_host_store(options, accelerator), disk)
+    with_lanes = NativeAcceleratorDevice(device, native)
+    return NativeStreamExecutor(with_lanes, _new_host_store(options, with_lanes), disk)
+
+
+def _new_host_store(options: Options, device: AcceleratorDevice) -> HostStore:
+    return HostStore(options.host_limit, device.page_lock, works_ahead=True)
 
 
 def _before_fork() -> None:

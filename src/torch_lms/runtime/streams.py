@@ -132,7 +132,7 @@ class StreamExecutor(Executor):
         copy = self._copies[entry.page] = _Copy(tier, self._reserve(tier, entry.nbytes), storage=storage)
         self._under_way[entry.page] = copy
         try:
-            self._await_uses(self._use_of(entry), last_use)
+            self._await_uses(entry, last_use)
             source = self._device.bytes_of(storage)
             began = self._device.record(self._out)
             if tier is Tier.HOST:
@@ -146,8 +146,9 @@ class StreamExecutor(Executor):
             self._give_up(entry)
             raise
 
-    def _await_uses(self, use: _Use, last_use: int) -> None:
+    def _await_uses(self, entry: Entry, last_use: int) -> None:
         """Copies down wait until the page has come, and was used for the last time."""
+        use = self._use_of(entry)
         if use.arrived is not None:
             self._device.wait(self._out, use.arrived)
         for stream in use.streams:
@@ -219,22 +220,18 @@ class StreamExecutor(Executor):
         copy, storage = self._copies.get(entry.page), entry()
         if copy is None or storage is None or copy.storage is not None:
             return
-        use = self._use_of(entry)
         copy.storage, copy.is_up = storage, True
         self._under_way[entry.page] = copy
         try:
-            self._catch_up(use.home)
-            self._device.allocate(storage, entry.nbytes, use.home)
-            self._device.wait(self._in, self._device.record(use.home))
+            self._allocate(entry, storage)
             target = self._device.bytes_of(storage)
             began = self._device.record(self._in)
             if copy.tier is Tier.HOST:
                 self._device.copy(target, self._host.tensor(copy.slots[0]), self._in)
             else:
                 self._stage().up(target, copy.slots, self._disk, self._in)
-            use.streams, use.arrived = set(), self._device.record(self._in)
-            copy.read = use.arrived
-            self._untimed.append((Lane.H2D, began, use.arrived, entry.nbytes, entry.page))
+            copy.read = self._has_come(entry)
+            self._untimed.append((Lane.H2D, began, copy.read, entry.nbytes, entry.page))
         except BaseException as error:
             self._undo_fetch(copy, storage)
             if not isinstance(error, StoreError):
@@ -250,16 +247,33 @@ class StreamExecutor(Executor):
         if copy.failure is not None:
             failure, copy.failure = copy.failure, None
             raise failure
-        use = self._use_of(entry)
         try:
-            if use.arrived is not None and use.home not in use.streams:
-                self._await(use.home, use.arrived)
-                use.streams.add(use.home)
+            self._let_home_wait(entry)
         except BaseException:
             if copy.storage is not None:
                 self._undo_fetch(copy, copy.storage)
             raise
         copy.storage = None
+
+    def _allocate(self, entry: Entry, storage: torch.UntypedStorage) -> None:
+        """Give the page memory of its home's, which copies up may use."""
+        home = self._use_of(entry).home
+        self._catch_up(home)
+        self._device.allocate(storage, entry.nbytes, home)
+        self._device.wait(self._in, self._device.record(home))
+
+    def _has_come(self, entry: Entry) -> StreamEvent:
+        """Its copy up is complete when this event is past."""
+        use = self._use_of(entry)
+        use.streams, use.arrived = set(), self._device.record(self._in)
+        return use.arrived
+
+    def _let_home_wait(self, entry: Entry) -> None:
+        """For the copy up."""
+        use = self._use_of(entry)
+        if use.arrived is not None and use.home not in use.streams:
+            self._await(use.home, use.arrived)
+            use.streams.add(use.home)
 
     def _catch_up(self, home: Stream) -> None:
         """``home`` is about to be given memory, at a moment that the program did not choose: it may have let go of some

@@ -86,11 +86,13 @@ void Interposer::claim(const std::string& key) {
   // Kernels that are made of other operators count on these, where a tensor is to be read as conjugated or negated.
   above_ = above_python_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   key_ = wanted;
+  Unseen::keys = (Keys(Keys::FULL) ^ Keys(Keys::FULL_AFTER, c10::DispatchKey::Python)) | Keys(wanted);
   static const int forks = pthread_atfork(
       [] { interposer().lock.lock(); },
       [] { interposer().lock.unlock(); },
       [] {
         interposer().is_carrying = false;  // the thread that did stayed with the parent
+        Moment::is_child = true;
         interposer().lock.unlock();
       });
   TORCH_CHECK(forks == 0, "pthread_atfork failed");

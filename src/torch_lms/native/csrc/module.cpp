@@ -661,9 +661,15 @@ Held held(py::handle storage) {
 }
 
 // Without the GIL, for which an operation may wait that runs now. What copies held goes with it.
-template <typename Do>
-auto waiting(Spill& spill, Do what) {
-  const auto drop = [&] { spill.take_let_go(); };
+template <typename Copies, typename Do>
+auto waiting(Copies& copies, Do what) {
+  const auto drop = [&] {
+    std::vector<Held> let_go;
+    {
+      py::gil_scoped_release free;
+      let_go = copies.take_let_go();
+    }
+  };
   if constexpr (std::is_void_v<decltype(what())>) {
     {
       py::gil_scoped_release free;
@@ -684,6 +690,22 @@ std::vector<std::tuple<bool, double, double, int64_t, PageId>> take_copied(Spill
   std::vector<std::tuple<bool, double, double, int64_t, PageId>> told;
   for (const Copied& copied : spill.take_copied()) {
     told.emplace_back(copied.is_up, copied.began_s, copied.ended_s, copied.nbytes, copied.page);
+  }
+  return told;
+}
+
+// The same; errors are PyTorch's.
+template <typename Do>
+auto asking(Lanes& lanes, Do what) {
+  HANDLE_TH_ERRORS
+  return waiting(lanes, what);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+std::vector<std::tuple<int, Mark, Mark, int64_t, PageId>> take_asked(Lanes& lanes) {
+  std::vector<std::tuple<int, Mark, Mark, int64_t, PageId>> told;
+  for (const Asked& asked : waiting(lanes, [&] { return lanes.take_asked(); })) {
+    told.emplace_back(static_cast<int>(asked.kind), asked.began, asked.ended, asked.nbytes, asked.page);
   }
   return told;
 }
@@ -738,7 +760,73 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("abandon", [](std::shared_ptr<Spill> spill) {  // its threads stayed with the parent: it is never destroyed
         new std::shared_ptr<Spill>(std::move(spill));
       });
+  py::class_<Moment, Mark>(module, "Moment")
+      .def("is_past", torch::wrap_pybind_function_no_gil(&Moment::is_past))
+      .def("wait", torch::wrap_pybind_function_no_gil(&Moment::wait))
+      .def("seconds_since", torch::wrap_pybind_function_no_gil(&Moment::seconds_since));
+  py::class_<Lanes, std::shared_ptr<Lanes>>(module, "Lanes")
+      .def(py::init<const std::string&>())
+      .def("copy_on", [](Lanes& lanes, StreamId out, StreamId in) { asking(lanes, [&] { lanes.copy_on(out, in); }); })
+      .def("grant", [](Lanes& lanes, int64_t offset, int64_t length, uintptr_t address) {
+        asking(lanes, [&] { lanes.grant(offset, length, address); });
+      })
+      .def("take_back", [](Lanes& lanes, int64_t offset, int64_t length) {
+        return asking(lanes, [&] { return lanes.take_back(offset, length); });
+      })
+      .def("wait_for_memory", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.wait_for_memory(); }); })
+      .def("record", [](Lanes& lanes, StreamId stream) { return asking(lanes, [&] { return lanes.record(stream); }); })
+      .def("hold_up", [](Lanes& lanes, StreamId stream, const Moment& moment) {
+        asking(lanes, [&] { lanes.hold_up(stream, moment); });
+      })
+      .def("mark", [](Lanes& lanes, int64_t tick) { return asking(lanes, [&] { return lanes.mark(tick); }); })
+      .def("forget_marks", [](Lanes& lanes) { asking(lanes, [&] { lanes.forget_marks(); }); })
+      .def("use", [](Lanes& lanes, PageId page, py::handle storage) {
+        const Held used = held(storage);
+        return asking(lanes, [&] { return lanes.use(page, used); });
+      })
+      .def("born", [](Lanes& lanes, PageId page, StreamId home) { asking(lanes, [&] { lanes.born(page, home); }); })
+      .def("adopt", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.adopt(page); }); })
+      .def("streams_of", [](Lanes& lanes, PageId page) {
+        return asking(lanes, [&] { return lanes.streams_of(page); });
+      })
+      .def("known", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.known(); }); })
+      .def("has", [](Lanes& lanes, PageId page) { return asking(lanes, [&] { return lanes.has(page); }); })
+      .def("start_evict", [](Lanes& lanes, PageId page, py::handle storage, int64_t last_use) {
+        const Held source = held(storage);
+        return asking(lanes, [&] { return lanes.start_evict(page, source, last_use); });
+      })
+      .def("await_uses", [](Lanes& lanes, PageId page, int64_t last_use) {
+        asking(lanes, [&] { lanes.await_uses(page, last_use); });
+      })
+      .def("finish_evict", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.finish_evict(page); }); })
+      .def("release", [](Lanes& lanes, PageId page, py::handle storage) {
+        const Held freed = held(storage);
+        asking(lanes, [&] { lanes.release(page, freed); });
+      })
+      .def("start_fetch", [](Lanes& lanes, PageId page, py::handle storage) {
+        const Held target = held(storage);
+        asking(lanes, [&] { lanes.start_fetch(page, target); });
+      })
+      .def("finish_fetch", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.finish_fetch(page); }); })
+      .def("allocate", [](Lanes& lanes, PageId page, py::handle storage, int64_t nbytes) {
+        const Held target = held(storage);
+        asking(lanes, [&] { lanes.allocate(page, target, nbytes); });
+      })
+      .def("came", [](Lanes& lanes, PageId page) { return asking(lanes, [&] { return lanes.came(page); }); })
+      .def("go_home", [](Lanes& lanes, PageId page) { return asking(lanes, [&] { return lanes.go_home(page); }); })
+      .def("go_to", [](Lanes& lanes, StreamId stream) { asking(lanes, [&] { lanes.go_to(stream); }); })
+      .def("was_recomputed", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.was_recomputed(page); }); })
+      .def("discard", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.discard_copy(page); }); })
+      .def("forget", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.forget(page); }); })
+      .def("landed", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.landed(); }); })
+      .def("made", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.made(); }); })
+      .def("take_asked", &take_asked)
+      .def("close", [](Lanes& lanes) { asking(lanes, [&] { lanes.close(); }); })
+      .def("abandon", [](std::shared_ptr<Lanes> lanes) {  // of its events none is destroyed
+        new std::shared_ptr<Lanes>(std::move(lanes));
+      });
   module.def("hinder", &hinder);
+  module.def("fail_next_copy", [] { Tampering::fails_next = true; });
   module.def("be_silent", [](bool is_silent) { Tampering::is_silent = is_silent; });
   module.def("alias", &alias);
   module.def("follow", &follow);

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "spill.h"
+#include "lanes.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -26,8 +26,6 @@ inline c10::weak_intrusive_ptr<c10::StorageImpl> weak_reference(c10::StorageImpl
   c10::raw::weak_intrusive_ptr::incref(storage);
   return c10::weak_intrusive_ptr<c10::StorageImpl>::reclaim(storage);
 }
-
-using StreamId = int64_t;
 
 // Which copies of a page's bytes exist: as `residency/state.py` has it. `other`: that is not known here.
 enum class State : int8_t { resident = 0, clean = 1, evicting = 2, evicted = 3, fetching = 4, dropped = 5, other = 6 };

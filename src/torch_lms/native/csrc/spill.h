@@ -67,7 +67,7 @@ class Bounce {
   void* memory_;
 };
 
-// Free parts of a file.
+// Free parts of a file, or of memory.
 class Extents {
  public:
   void give(int64_t offset, int64_t length) {
@@ -113,6 +113,27 @@ class Extents {
       next_ = offset + length;
     }
     return offset;
+  }
+
+  // Whether all of this part is free: then it is not any more.
+  bool take_away(int64_t offset, int64_t length) {
+    auto found = free_.upper_bound(offset);
+    if (found == free_.begin()) {
+      return false;
+    }
+    const auto [begin, whole] = *--found;
+    if (begin + whole < offset + length) {
+      return false;
+    }
+    forget(found);
+    if (begin < offset) {
+      add(begin, offset - begin);
+    }
+    if (offset + length < begin + whole) {
+      add(offset + length, begin + whole - offset - length);
+    }
+    free_bytes_ -= length;
+    return true;
   }
 
   int64_t free_bytes() const {
@@ -201,6 +222,14 @@ class Tampering {
     return hindrance_;
   }
 
+  // On a device with streams.
+  static void fail() {
+    if (fails_next.exchange(false)) {
+      throw std::runtime_error("injected");
+    }
+  }
+
+  inline static std::atomic<bool> fails_next = false;  // something does, once the next copy has been asked for
   inline static std::atomic<bool> is_silent = false;  // nobody hears what has landed before it is waited for
 
  private:

@@ -1,0 +1,669 @@
+// Pages of a device with streams on their way to page-locked host memory and back, without Python. Who waits for whom is
+// told in `runtime/streams.py`, and numbered as there. What goes to a disk is copied in Python, which asks here for waits.
+
+#pragma once
+
+#include "spill.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <string>
+
+namespace torch_lms {
+
+using StreamId = int64_t;
+
+// A place in the work of a stream.
+class Moment {
+ public:
+  explicit Moment(const c10::Stream& stream)
+      : event_(std::make_unique<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT)) {
+    event_->record(stream);
+  }
+  ~Moment() {
+    if (is_child) {
+      static_cast<void>(event_.release());
+    }
+  }
+  Moment(const Moment&) = delete;
+  Moment& operator=(const Moment&) = delete;
+
+  bool is_past() const {
+    return event_->query();
+  }
+  void wait() const {
+    event_->synchronize();
+  }
+  // What is asked of `stream` from now on runs after it.
+  void hold_up(const c10::Stream& stream) const {
+    event_->block(stream);
+  }
+  double seconds_since(const Moment& earlier) const {
+    return earlier.event_->elapsedTime(*event_) / 1e3;
+  }
+
+  inline static std::atomic<bool> is_child = false;  // of a fork: it must not call the device, not even to destroy an event
+
+ private:
+  std::unique_ptr<c10::Event> event_;
+};
+
+using Mark = std::shared_ptr<Moment>;
+
+// What was asked of a stream, from one moment to another: a copy, or a wait of the program's for one.
+struct Asked {
+  enum class Kind : int8_t { down = 0, up = 1, stall = 2 } kind;
+  Mark began;
+  Mark ended;
+  int64_t nbytes;
+  PageId page;
+};
+
+// Inside, what PyTorch does for us is no operation of the program's.
+struct Unseen {
+  c10::impl::ExcludeDispatchKeyGuard by_all{keys};
+  inline static c10::DispatchKeySet keys;  // that hear of operations; told when our own is known
+};
+
+// Any thread may call any method, but for `forget_copy` with neither the GIL nor another lock: the device may need the GIL.
+class Lanes {
+ public:
+  explicit Lanes(const std::string& device) : device_(device), out_(stream(0)), in_(stream(0)) {}
+
+  // The streams of copies down, and up.
+  void copy_on(StreamId out, StreamId in) {
+    const auto turn = my_turn();
+    out_ = stream(out);
+    in_ = stream(in);
+  }
+
+  // -- host memory ----------------------------------------------------------------------------------------------------
+
+  // Pages may be copied to this page-locked memory. `offset`: its place in a space in which no page lies across two
+  // pieces of memory.
+  void grant(int64_t offset, int64_t length, uintptr_t address) {
+    const auto turn = my_turn();
+    addresses_[offset] = address;
+    extents_.give(offset, length);
+  }
+
+  // Whether all of what was granted so is free: then it is granted no more.
+  bool take_back(int64_t offset, int64_t length) {
+    const auto turn = my_turn();
+    return extents_.take_away(offset, length) && addresses_.erase(offset) != 0;
+  }
+
+  // Wait until memory is free that a copy still reads or writes. Whether there is any.
+  bool wait_for_memory() {
+    std::vector<Mark> last;
+    {
+      const auto turn = my_turn();
+      if (retired_.empty()) {
+        return false;
+      }
+      last = retired_.front().copies;
+    }
+    for (const Mark& mark : last) {
+      mark->wait();
+    }
+    const auto turn = my_turn();
+    reuse_retired();
+    return true;
+  }
+
+  // -- streams --------------------------------------------------------------------------------------------------------
+
+  // Now, on the current stream. All that used a page before `tick` has been asked for.
+  Mark mark(int64_t tick) {
+    const auto turn = my_turn();
+    const StreamId current = current_stream();
+    auto& marks = marks_[current];
+    marks.emplace_back(tick, record(stream(current)));
+    if (marks.size() > 2 * most_marks) {
+      marks.erase(marks.begin(), marks.begin() + most_marks);
+    }
+    return marks.back().second;
+  }
+
+  void forget_marks() {
+    const auto turn = my_turn();
+    marks_.clear();
+  }
+
+  // An operation is about to use the page on the current stream. Whether that had not used it yet, as it is.
+  bool use(PageId page, const Held& storage) {
+    const auto turn = my_turn();
+    const StreamId current = current_stream();
+    const auto found = uses_.find(page);
+    if (found == uses_.end()) {
+      uses_[page] = Use{current, {current}};
+      return true;
+    }
+    Use& use = found->second;
+    if (use.is_known_to(current)) {
+      return false;
+    }
+    if (use.arrived) {
+      await(current, use.arrived);
+      keep_for(storage, stream(current));  // 5
+    }
+    use.streams.push_back(current);
+    return true;
+  }
+
+  // Its memory was allocated for `home`.
+  void born(PageId page, StreamId home) {
+    const auto turn = my_turn();
+    uses_.emplace(page, Use{home, {home}});
+  }
+
+  // Its memory may have been allocated on any stream.
+  void adopt(PageId page) {
+    const auto turn = my_turn();
+    use_of(page).is_adopted = true;
+  }
+
+  // On which it may be used as it is.
+  std::vector<StreamId> streams_of(PageId page) {
+    const auto turn = my_turn();
+    const auto found = uses_.find(page);
+    return found == uses_.end() ? std::vector<StreamId>{}
+                                : std::vector<StreamId>(found->second.streams.begin(), found->second.streams.end());
+  }
+
+  std::vector<PageId> known() {
+    const auto turn = my_turn();
+    std::vector<PageId> pages;
+    for (const auto& [page, use] : uses_) {
+      pages.push_back(page);
+    }
+    return pages;
+  }
+
+  // -- down -----------------------------------------------------------------------------------------------------------
+
+  // Start to copy the page down, after its `last_use`. Whether there is room for it.
+  bool start_evict(PageId page, const Held& storage, int64_t last_use) {
+    const auto turn = my_turn();
+    discard(page);
+    reuse_retired();
+    const auto nbytes = static_cast<int64_t>(storage->nbytes());
+    const int64_t length = (nbytes + grain - 1) / grain * grain;
+    const int64_t offset = extents_.take(length);
+    if (offset < 0) {
+      return false;
+    }
+    Copy& copy = copies_[page];
+    copy.offset = offset;
+    copy.length = length;
+    copy.nbytes = nbytes;
+    try {
+      copy.storage = storage;
+      under_way_.push_back(page);
+      await_uses(use_of(page), last_use);
+      const Mark began = record(out_);
+      copy_down(storage, copy);
+      Tampering::fail();
+      copy.done = record(out_);
+      asked_.push_back({Asked::Kind::down, began, copy.done, nbytes, page});
+    } catch (...) {
+      give_up(page);
+      throw;
+    }
+    return true;
+  }
+
+  // A copy down to elsewhere waits as these do.
+  void await_uses(PageId page, int64_t last_use) {
+    const auto turn = my_turn();
+    await_uses(use_of(page), last_use);
+  }
+
+  // The copy counts from now on. The host waits for nothing.
+  void finish_evict(PageId page) {
+    const auto turn = my_turn();
+    const auto found = copies_.find(page);
+    if (found == copies_.end()) {
+      return;
+    }
+    try {
+      await(use_of(page).home, found->second.done);  // 2
+    } catch (...) {
+      give_up(page);
+      throw;
+    }
+    std::erase(under_way_, page);
+    let_go(found->second);
+  }
+
+  // Free its memory.
+  void release(PageId page, const Held& storage) {
+    const auto turn = my_turn();
+    Use& use = use_of(page);
+    if (!use.arrived) {  // else the allocator was told of them (5)
+      let_finish(use, storage);
+    }
+    free(storage);
+    use.streams.clear();
+    use.arrived.reset();
+    use.is_adopted = false;
+  }
+
+  // -- up -------------------------------------------------------------------------------------------------------------
+
+  // Start to copy it up, into new memory of its home.
+  void start_fetch(PageId page, const Held& storage) {
+    const auto turn = my_turn();
+    const auto found = copies_.find(page);
+    if (found == copies_.end() || found->second.storage) {
+      return;
+    }
+    Copy& copy = found->second;
+    try {
+      copy.storage = storage;
+      copy.is_up = true;
+      under_way_.push_back(page);
+      Use& use = use_of(page);
+      allocate(use, storage, copy.nbytes);
+      const Mark began = record(in_);
+      copy_up(copy, storage);
+      Tampering::fail();
+      copy.read = came(use);
+      asked_.push_back({Asked::Kind::up, began, copy.read, copy.nbytes, page});
+    } catch (...) {
+      undo_fetch(page, copy);
+      throw;
+    }
+  }
+
+  // Its home waits for it.
+  void finish_fetch(PageId page) {
+    const auto turn = my_turn();
+    const auto found = copies_.find(page);
+    try {
+      arrive(use_of(page));
+    } catch (...) {
+      if (found != copies_.end() && found->second.storage) {
+        undo_fetch(page, found->second);
+      }
+      throw;
+    }
+    std::erase(under_way_, page);
+    if (found != copies_.end()) {
+      let_go(found->second);
+    }
+  }
+
+  // A copy from elsewhere comes into this new memory.
+  void allocate(PageId page, const Held& storage, int64_t nbytes) {
+    const auto turn = my_turn();
+    allocate(use_of(page), storage, nbytes);
+  }
+
+  // All of such a copy has been asked for.
+  Mark came(PageId page) {
+    const auto turn = my_turn();
+    return came(use_of(page));
+  }
+
+  // -- recomputed -----------------------------------------------------------------------------------------------------
+
+  // It is recomputed on its home, which is the current stream from now on. Which was that.
+  StreamId go_home(PageId page) {
+    const auto turn = my_turn();
+    const StreamId before = current_stream();
+    const StreamId home = use_of(page).home;
+    catch_up(home);
+    go_to(home);
+    return before;
+  }
+
+  // The current stream.
+  void go_to(StreamId id) {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    guard.exchangeStream(stream(id));
+  }
+
+  // It was.
+  void was_recomputed(PageId page) {
+    const auto turn = my_turn();
+    Use& use = use_of(page);
+    use.streams.assign(1, use.home);
+    use.arrived = record(stream(use.home));
+  }
+
+  // -- the rest -------------------------------------------------------------------------------------------------------
+
+  bool has(PageId page) {
+    const auto turn = my_turn();
+    return copies_.count(page) != 0;
+  }
+
+  void discard_copy(PageId page) {
+    const auto turn = my_turn();
+    discard(page);
+  }
+
+  // The same, and whoever has the next turn does it.
+  void forget_copy(PageId page) {
+    std::lock_guard<std::mutex> held(forgotten_lock_);
+    forgotten_.push_back(page);
+  }
+
+  void forget(PageId page) {
+    const auto turn = my_turn();
+    discard(page);
+    uses_.erase(page);
+  }
+
+  // Pages whose copies have ended. Those in one direction end in their order.
+  std::vector<PageId> landed() {
+    const auto turn = my_turn();
+    std::vector<PageId> pages;
+    std::array<bool, 2> is_pending = {false, false};
+    for (const PageId page : under_way_) {
+      const Copy& copy = copies_[page];
+      bool& is_behind = is_pending[copy.is_up];
+      const Mark& end = copy.is_up ? copy.read : copy.done;
+      is_behind = is_behind || !end->is_past();
+      if (!is_behind) {
+        pages.push_back(page);
+      }
+    }
+    return pages;
+  }
+
+  size_t made() {
+    const auto turn = my_turn();
+    return asked_.size();
+  }
+
+  std::vector<Asked> take_asked() {
+    const auto turn = my_turn();
+    return std::exchange(asked_, {});
+  }
+
+  Mark record(StreamId id) const {
+    return record(stream(id));
+  }
+
+  void hold_up(StreamId id, const Moment& moment) const {
+    moment.hold_up(stream(id));
+  }
+
+  // Storages that copies no longer hold; to let go of the last reference may need the GIL, and is nobody's turn.
+  std::vector<Held> take_let_go() {
+    const auto turn = my_turn();
+    return std::exchange(let_go_, {});
+  }
+
+  // All copies have ended, and nothing is known of any page.
+  void close() {
+    const auto turn = my_turn();
+    wait_for(out_);
+    wait_for(in_);
+    for (auto& [page, copy] : copies_) {
+      let_go(copy);
+    }
+    copies_.clear();
+    under_way_.clear();
+    uses_.clear();
+    retired_.clear();
+    marks_.clear();
+    addresses_.clear();
+    extents_ = Extents();
+  }
+
+ private:
+  static constexpr int64_t grain = 4096;  // also keeps every page's copy aligned for the device's copy engines
+  static constexpr size_t most_marks = 256;  // of a stream; older uses have most likely ended
+
+  struct Copy {
+    int64_t offset = 0;
+    int64_t length = 0;
+    int64_t nbytes = 0;
+    Mark done;     // past when the copy down is complete
+    Mark read;     // past when the last copy up is
+    Held storage;  // held while it is under way
+    bool is_up = false;
+  };
+
+  struct Use {
+    StreamId home = 0;
+    c10::SmallVector<StreamId, 2> streams;
+    Mark arrived = {};  // past when the last fetch is complete; none if its memory is not of ours
+    bool is_adopted = false;
+
+    bool is_known_to(StreamId stream) const {
+      return std::find(streams.begin(), streams.end(), stream) != streams.end();
+    }
+  };
+
+  // Memory whose page is gone, while copies still read or write it.
+  struct Retired {
+    std::vector<Mark> copies;
+    int64_t offset;
+    int64_t length;
+  };
+
+  std::unique_lock<std::mutex> my_turn() {
+    std::unique_lock<std::mutex> turn(turn_);
+    std::vector<PageId> forgotten;
+    {
+      std::lock_guard<std::mutex> held(forgotten_lock_);
+      forgotten.swap(forgotten_);
+    }
+    for (const PageId page : forgotten) {
+      discard(page);
+    }
+    return turn;
+  }
+
+  c10::Stream stream(StreamId id) const {
+    return c10::Stream(c10::Stream::UNSAFE, device_, id);
+  }
+
+  StreamId current_stream() const {
+    return c10::impl::getDeviceGuardImpl(device_.type())->getStream(device_).id();
+  }
+
+  static Mark record(const c10::Stream& stream) {
+    return std::make_shared<Moment>(stream);
+  }
+
+  static void wait_for(const c10::Stream& stream) {
+    record(stream)->wait();
+  }
+
+  Use& use_of(PageId page) {
+    const auto found = uses_.find(page);
+    if (found != uses_.end()) {
+      return found->second;
+    }
+    const StreamId current = current_stream();
+    return uses_[page] = Use{current, {current}};
+  }
+
+  // The copy down waits until the page has come, and was used for the last time (1).
+  void await_uses(const Use& use, int64_t last_use) {
+    if (use.arrived) {
+      use.arrived->hold_up(out_);
+    }
+    for (const StreamId id : use.streams) {
+      const auto& marks = marks_[id];
+      const auto first = std::upper_bound(marks.begin(), marks.end(), last_use, [](int64_t tick, const auto& mark) {
+        return tick < mark.first;
+      });
+      (first == marks.end() ? record(stream(id)) : first->second)->hold_up(out_);
+    }
+  }
+
+  // A stream waits for a copy. If that is the program's, the time counts that it stands still.
+  void await(StreamId id, const Mark& copied) {
+    if (id != current_stream() || copied->is_past()) {
+      copied->hold_up(stream(id));
+      return;
+    }
+    const Mark began = record(stream(id));
+    copied->hold_up(stream(id));
+    asked_.push_back({Asked::Kind::stall, began, record(stream(id)), 0, no_page});
+  }
+
+  // There is no copy to wait for, or other streams have read the page since that was made (2).
+  void let_finish(const Use& use, const Held& storage) {
+    if (use.is_adopted) {
+      keep_for(storage, out_);
+      for (const StreamId id : use.streams) {
+        keep_for(storage, stream(id));
+      }
+      return;
+    }
+    for (const StreamId id : use.streams) {
+      if (id != use.home) {
+        record(stream(id))->hold_up(stream(use.home));
+      }
+    }
+  }
+
+  // `home` is about to be given memory that the current stream may still use (3).
+  void catch_up(StreamId home) const {
+    const StreamId current = current_stream();
+    if (current != home) {
+      record(stream(current))->hold_up(stream(home));
+    }
+  }
+
+  void allocate(const Use& use, const Held& storage, int64_t nbytes) const {
+    catch_up(use.home);
+    {
+      const c10::StreamGuard on_home(stream(use.home));
+      c10::Allocator* allocator = storage->allocator();
+      allocator = allocator == nullptr ? c10::GetAllocator(device_.type()) : allocator;
+      storage->set_data_ptr_noswap(allocator->allocate(static_cast<size_t>(nbytes)));
+      storage->set_nbytes(static_cast<size_t>(nbytes));
+    }
+    record(stream(use.home))->hold_up(in_);  // 3
+  }
+
+  Mark came(Use& use) const {
+    use.streams.clear();
+    use.arrived = record(in_);
+    return use.arrived;
+  }
+
+  void arrive(Use& use) {
+    if (use.arrived && !use.is_known_to(use.home)) {
+      await(use.home, use.arrived);  // 4
+      use.streams.push_back(use.home);
+    }
+  }
+
+  void free(const Held& storage) const {
+    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, device_));
+    storage->set_nbytes(0);
+  }
+
+  // An eviction failed: no copy is under way any more.
+  void give_up(PageId page) {
+    wait_for(out_);
+    discard(page);
+  }
+
+  void undo_fetch(PageId page, Copy& copy) {
+    wait_for(in_);
+    free(copy.storage);
+    std::erase(under_way_, page);
+    let_go(copy);
+  }
+
+  void discard(PageId page) {
+    const auto found = copies_.find(page);
+    if (found == copies_.end()) {
+      return;
+    }
+    Copy& copy = found->second;
+    std::vector<Mark> busy;
+    for (const Mark& mark : {copy.done, copy.read}) {
+      if (mark && !mark->is_past()) {
+        busy.push_back(mark);
+      }
+    }
+    if (busy.empty()) {
+      extents_.give(copy.offset, copy.length);
+    } else {
+      retired_.push_back({std::move(busy), copy.offset, copy.length});  // 7
+    }
+    std::erase(under_way_, page);
+    let_go(copy);
+    copies_.erase(found);
+  }
+
+  void reuse_retired() {
+    while (!retired_.empty()) {
+      const Retired& first = retired_.front();
+      if (!std::all_of(first.copies.begin(), first.copies.end(), [](const Mark& mark) { return mark->is_past(); })) {
+        return;
+      }
+      extents_.give(first.offset, first.length);
+      retired_.pop_front();
+    }
+  }
+
+  void let_go(Copy& copy) {
+    if (copy.storage) {
+      let_go_.push_back(std::move(copy.storage));
+      copy.storage = Held();
+    }
+  }
+
+  // -- bytes ----------------------------------------------------------------------------------------------------------
+
+  at::Tensor bytes_of(const Held& storage) const {
+    return at::empty({0}, at::TensorOptions(device_).dtype(at::kByte)).set_(c10::Storage(storage));
+  }
+
+  at::Tensor host_bytes(const Copy& copy) const {
+    const auto granted = std::prev(addresses_.upper_bound(copy.offset));
+    const uintptr_t address = granted->second + static_cast<uintptr_t>(copy.offset - granted->first);
+    return at::from_blob(reinterpret_cast<void*>(address), {copy.nbytes}, at::TensorOptions(at::kByte));
+  }
+
+  void copy_down(const Held& storage, const Copy& copy) const {
+    const Unseen unseen;
+    const c10::StreamGuard on(out_);
+    host_bytes(copy).copy_(bytes_of(storage), /*non_blocking=*/true);
+  }
+
+  void copy_up(const Copy& copy, const Held& storage) const {
+    const Unseen unseen;
+    const c10::StreamGuard on(in_);
+    bytes_of(storage).copy_(host_bytes(copy), /*non_blocking=*/true);
+  }
+
+  // The memory is not handed out again before the stream is through with it.
+  void keep_for(const Held& storage, const c10::Stream& stream) const {
+    const Unseen unseen;
+    bytes_of(storage).record_stream(stream);
+  }
+
+  const c10::Device device_;
+  c10::Stream out_;
+  c10::Stream in_;
+  std::mutex turn_;
+  std::mutex forgotten_lock_;
+  std::vector<PageId> forgotten_;
+  std::map<int64_t, uintptr_t> addresses_;  // of host memory, by offset
+  Extents extents_;
+  std::unordered_map<PageId, Copy> copies_;
+  std::unordered_map<PageId, Use> uses_;
+  std::unordered_map<StreamId, std::vector<std::pair<int64_t, Mark>>> marks_;  // by stream, in the order of their ticks
+  std::vector<PageId> under_way_;
+  std::deque<Retired> retired_;
+  std::vector<Asked> asked_;
+  std::vector<Held> let_go_;
+};
+
+}  // namespace torch_lms
