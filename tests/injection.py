@@ -108,12 +108,15 @@ def copies_in_python() -> Iterator[None]:
         yield
 
 
-def step_of_many_pages() -> torch.Tensor:
+def step_of_many_pages(
+    device: torch.device | None = None, halfway: Callable[[], object] = lambda: None
+) -> torch.Tensor:
     """Makes forty pages of 16 KiB, writes each, and uses them in the opposite order."""
-    kept = [torch.ones(64, 64) * number for number in range(40)]
-    total = torch.zeros(64, 64)
+    kept = [torch.ones(64, 64, device=device) * number for number in range(40)]
+    total = torch.zeros(64, 64, device=device)
     for page in kept:
         total = total + page.mul_(2)
+    halfway()
     for page in reversed(kept):
         total = total * 0.5 + page
     return total

@@ -278,6 +278,7 @@ def _build_without(mutant: Mutant) -> None:
 
 def search(mutant: Mutant | None, programs: int) -> str:
     """What goes wrong first without the wait, in this process; "" if nothing does."""
+    os.environ["TORCH_LMS_PLANNING"] = "at-once"  # some programs count on plans
     if mutant is not None and mutant.is_native:
         _build_without(mutant)
     elif mutant is not None:

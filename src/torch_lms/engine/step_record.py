@@ -19,6 +19,11 @@ class Journal(Protocol):
     def events(self) -> list[tuple[int, int, int, float]]:
         """Each event: its kind, as below; which page, or which position in the plan; bytes; when, in seconds."""
 
+    def moments(self) -> list[tuple[Any, Any]]:
+        """From when to when pages moved, for each such event, if the program is done later than the host asks for
+        it; else nothing.
+        """
+
 
 _OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED, _PAGES_MOVED = range(7)
 
@@ -272,18 +277,43 @@ def _when(seconds: Callable[[Any], float], moment: Any) -> float:
     return start_s + moment.share * (end_s - start_s)
 
 
-def _times(
-    ops: Sequence[TracedOp], events: list[tuple[int, int, int, float]], between: tuple[Any, Any] | None
-) -> Iterator[Any]:
-    """When each operation of a journal began: as that says, or as the plan's operations share the time between."""
-    began = [(position, at_s) for kind, position, _, at_s in events if kind == _OP_BEGAN]
+def _times(ops: Sequence[TracedOp], journal: Journal, between: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
+    """Of each operation of a journal: when it began, and when the pages were there that moved for it.
+
+    That is as the journal says, or the plan's operations share the time ``between`` two moments as they do in the plan.
+    """
+    began: list[tuple[int, float, float | None]] = []
+    for kind, which, _, at_s in journal.events():
+        if kind == _OP_BEGAN:
+            began.append((which, at_s, None))
+        elif kind == _PAGES_MOVED:
+            began[-1] = (*began[-1][:2], at_s)
     if between is None:
-        yield from (at_s for _, at_s in began)
+        yield from ((at_s, at_s if moved_s is None else moved_s) for _, at_s, moved_s in began)
         return
-    total_s = sum(ops[position].seconds for position, _ in began) or 1.0
+    since, until = between
+    moves = iter(journal.moments())
+    group: list[int] = []  # positions of operations since pages last moved
+    move: tuple[Any, Any] | None = None  # for the first of these
+    for position, _, moved_s in began:
+        if moved_s is not None:
+            start, end = next(moves)
+            yield from _shared(ops, group, since, start, move)
+            group, since, move = [], end, (start, end)
+        group.append(position)
+    yield from _shared(ops, group, since, until, move)
+
+
+def _shared(
+    ops: Sequence[TracedOp], positions: Sequence[int], since: Any, until: Any, move: tuple[Any, Any] | None
+) -> Iterator[tuple[Any, Any]]:
+    """The same of operations behind each other. ``move``: when pages moved for the first of them."""
+    total_s = sum(ops[position].seconds for position in positions) or 1.0
     so_far_s = 0.0
-    for position, _ in began:
-        yield _Share(*between, so_far_s / total_s)
+    for position in positions:
+        now = _Share(since, until, so_far_s / total_s)
+        yield (now, now) if move is None else move
+        move = None
         so_far_s += ops[position].seconds
 
 
@@ -291,21 +321,20 @@ def _told(
     ops: Sequence[TracedOp], journal: Journal, host: int, disk: int, between: tuple[Any, Any] | None
 ) -> Iterator[tuple[Any, ...]]:
     """The events of a journal, as Python would have noted them."""
-    events = journal.events()
-    times = _times(ops, events, between)
+    times = _times(ops, journal, between)
     began: tuple[int, int] | None = None
     used: list[PageId] = []
     wrote: list[PageId] = []
-    for kind, which, nbytes, at_s in events:
+    for kind, which, nbytes, _ in journal.events():
         if kind == _OP_USED:
             used.append(which)
             continue
         if began is not None:  # its pages are known now
-            op, now = ops[began[0]], next(times)
+            op = ops[began[0]]
+            now, ready = next(times)
             yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now
-            ready = now
             if kind == _PAGES_MOVED:
-                host, disk, ready = which, nbytes, at_s
+                host, disk = which, nbytes
                 yield _SPENT, "stall", now, ready, 0, -1
                 yield _PAUSED, now, ready
             yield _READY, op.name, ready, began[1], host, disk
@@ -322,5 +351,6 @@ def _told(
         elif kind == _PAGE_DIED:
             yield _DIED, which
     if began is not None:  # it runs
-        op, now = ops[began[0]], next(times)
+        op = ops[began[0]]
+        now, _ = next(times)
         yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now

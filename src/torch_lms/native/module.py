@@ -86,6 +86,9 @@ class Laning(Protocol):
     def take_back(self, offset: int, length: int) -> bool:
         """What was granted so is granted no more, if all of it is free."""
 
+    def free_bytes(self) -> int:
+        """Of what was granted."""
+
     def wait_for_memory(self) -> bool:
         """Wait for memory that a copy still reads or writes, though its page is gone. False if there is none."""
 
@@ -257,7 +260,7 @@ class Native(Protocol):
         lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
         planned: list[ToldRecipe],
         dropped: list[ToldRecipe],
-        carrier: tuple[Spilling | None, int, int, float],
+        carrier: tuple[Spilling | None, Laning | None, int, int, float, int],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
@@ -276,9 +279,10 @@ class Native(Protocol):
             lists: what the plan still has to do: the first four of ``policy.Lists``.
             planned: how the pages are recomputed that the plan has dropped now.
             dropped: the same of those that are dropped.
-            carrier: who performs moves without Python, if anybody does; the number of the tier below; how many bytes
-                are created by operations for which pages move until Python hears of them; when it is asked how much
-                room there is, if that is short (``time.monotonic``).
+            carrier: who performs moves without Python, of the CPU or of a device with streams, if anybody does; the
+                number of the tier below; how many bytes are created by operations for which pages move until Python
+                hears of them; when it is asked how much room there is, if that is short (``time.monotonic``); the tick
+                of the last operation.
         """
 
     def move(

@@ -1,5 +1,6 @@
 """What the native interposer is told by a session, and asks of it."""
 
+import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
@@ -28,6 +29,7 @@ from torch_lms.runtime.malloc import Heap
 from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
+from torch_lms.runtime.native_streams import NativeStreamExecutor
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
 
@@ -155,14 +157,17 @@ class NativeFastPath(FastPath):
         self._cursor = cursor
         self._followed = backend
 
-    def _carrier(self, backend: DeviceBackend) -> tuple[Any, int, int, float]:
+    def _carrier(self, backend: DeviceBackend) -> tuple[Any, Any, int, int, float, int]:
         """Who moves pages without Python, to which tier, and until when."""
         executor, engine = backend.executor, backend.engine
-        if not isinstance(executor, NativeCpuExecutor) or engine.pager.has_refused:
-            return None, -1, 0, 0.0
-        executor.watch_heap()
-        most_unseen = Heap.most_unseen(engine.pager.limit)
-        return executor.spill, self._tiers.index(Tier.DISK), most_unseen, engine.asks_for_room_at_s
+        until = engine.asks_for_room_at_s, self._tick
+        if isinstance(executor, NativeStreamExecutor) and not engine.pager.has_refused:
+            return None, executor.lanes, self._tiers.index(Tier.HOST), sys.maxsize, *until
+        if isinstance(executor, NativeCpuExecutor) and not engine.pager.has_refused:
+            executor.watch_heap()
+            most_unseen = Heap.most_unseen(engine.pager.limit)
+            return executor.spill, None, self._tiers.index(Tier.DISK), most_unseen, *until
+        return None, None, -1, 0, *until
 
     def prepare(self, position: int, pages: list[PageId], writes: list[PageId]) -> "Prepared":
         """The plan's operation at ``position``, which the interposer is about to run, begins on ``pages``."""

@@ -1,5 +1,6 @@
-// Performs a plan's moves of pages of the CPU, without Python. What is not plain is Python's: files that were loaded, memory
-// that is not PyTorch's own, pages that are dropped and recomputed, copies that take long.
+// Performs a plan's moves, without Python: between the CPU and a file, or a device and host memory. What is not plain is
+// Python's: disks behind host memory, files that were loaded, memory that is not PyTorch's own, pages that are dropped and
+// recomputed, copies that take long, whatever fails.
 
 #pragma once
 
@@ -13,23 +14,46 @@ struct Carried {
   int64_t nbytes = 0;
   int tier = no_tier;  // of its lower copy
   c10::weak_intrusive_ptr<c10::StorageImpl> alive{Held()};
+  bool is_used = false;          // by the operation that is about to begin
+  int64_t last_use = 0;          // the tick of the operation that used it last, or of a later one
+  std::optional<StreamId> home;  // for which its memory was allocated, if Python never heard of the page
 };
 
-// How moves went: how many were performed; after the next the page `failed` is in `state`, if that is not as it was.
+// How moves went: how many were performed; after the next the page `failed` is in `state`, if that is not as it was. Where
+// there are streams: when the moves began and ended, and on which streams pages may be used now.
 struct Outcome {
   size_t count = 0;
   PageId failed = no_page;
   State state = State::other;
+  Mark began;
+  Mark ended;
+  std::vector<std::pair<PageId, std::vector<StreamId>>> streams;
 };
 
 struct Carrier {
-  std::shared_ptr<Spill> spill;  // null: all moves are Python's
-  int tier = no_tier;            // its number
+  std::shared_ptr<Spill> spill;  // of the CPU
+  std::shared_ptr<Lanes> lanes;  // of a device with streams; neither: all moves are Python's
+  int tier = no_tier;            // the number of that below
   int64_t most_made = 0;         // bytes that are created, until Python looks at the heap
   double until_s = 0;            // when it asks again how much room there is, if that is short
+  int64_t tick = 0;              // of the last operation when Python handed over
 
-  // No lock is held: to hold a storage, or to let go of it, may need the GIL.
-  Outcome perform(const std::vector<Carried>& moves) const {
+  bool exists() const {
+    return spill || lanes;
+  }
+
+  // Copies that Python has not counted.
+  size_t made() const {
+    return lanes ? lanes->made() : spill->made();
+  }
+
+  // Pages whose copies have ended. No lock is held.
+  std::vector<PageId> landed() const {
+    return lanes ? lanes->landed() : spill->landed();
+  }
+
+  // No lock is held: to hold a storage, or to let go of it, may need the GIL. `so_far`: operations since Python handed over.
+  Outcome perform(const std::vector<Carried>& moves, int64_t so_far) const {
     Outcome outcome;
     try {
       std::vector<Held> storages;
@@ -39,12 +63,16 @@ struct Carrier {
           return outcome;
         }
       }
-      while (outcome.count < moves.size() && perform(moves, storages[outcome.count], outcome)) {
-        ++outcome.count;
+      if (lanes) {
+        perform_on_device(moves, storages, so_far, outcome);
+      } else {
+        while (outcome.count < moves.size() && perform(moves, storages[outcome.count], outcome)) {
+          ++outcome.count;
+        }
       }
     } catch (const std::exception&) {  // no memory: Python tries again, and tells
     }
-    spill->take_let_go();
+    lanes ? lanes->take_let_go() : spill->take_let_go();
     return outcome;
   }
 
@@ -57,7 +85,10 @@ struct Carrier {
     return is_of_a_copy && carried.tier == tier && (!storage || is_plain(*storage));
   }
 
-  static bool is_plain(const c10::StorageImpl& storage) {
+  bool is_plain(const c10::StorageImpl& storage) const {
+    if (lanes) {
+      return storage.resizable();
+    }
     const auto deleter = storage.data_ptr().get_deleter();
     return storage.resizable() && (storage.nbytes() == 0 || deleter == c10::GetCPUAllocator()->raw_deleter());
   }
@@ -100,6 +131,67 @@ struct Carrier {
     }
     spill->discard(page);
     return failed(State::resident);
+  }
+
+  // The host waits for nothing here.
+  void perform_on_device(
+      const std::vector<Carried>& moves, const std::vector<Held>& storages, int64_t so_far, Outcome& outcome) const {
+    outcome.began = outcome.ended = lanes->mark(tick + so_far);
+    for (const Held& storage : storages) {
+      if (storage && !perform_on_device(moves[outcome.count], storage, outcome)) {
+        return;  // of a dead one, the next to look will hear
+      }
+      ++outcome.count;
+    }
+    std::set<PageId> moved;
+    for (size_t place = 0; place < moves.size(); ++place) {
+      const Carried& carried = moves[place];
+      if (storages[place] && moved.insert(carried.move.page).second) {
+        if (carried.is_used) {
+          lanes->use(carried.move.page, storages[place]);
+        }
+        outcome.streams.emplace_back(carried.move.page, lanes->streams_of(carried.move.page));
+      }
+    }
+    outcome.ended = lanes->now();
+  }
+
+  bool perform_on_device(const Carried& carried, const Held& storage, Outcome& outcome) const {
+    const PageId page = carried.move.page;
+    State otherwise = State::resident;
+    try {
+      switch (carried.move.act) {
+        case Act::start_evict:
+          if (carried.home) {
+            lanes->born(page, *carried.home);
+          }
+          if (lanes->start_evict(page, storage, carried.last_use)) {
+            return true;
+          }
+          break;
+        case Act::finish_evict:
+          lanes->finish_evict(page);
+          return true;
+        case Act::release:
+          otherwise = State::clean;
+          lanes->release(page, storage);
+          return true;
+        case Act::start_fetch:
+          otherwise = State::evicted;
+          lanes->start_fetch(page, storage);
+          return true;
+        case Act::finish_fetch:
+          otherwise = State::evicted;
+          lanes->finish_fetch(page);
+          return true;
+        default:
+          break;
+      }
+    } catch (const std::exception&) {  // Python tries again, and tells
+    }
+    outcome.failed = page;
+    outcome.state = otherwise;
+    return false;
   }
 };
 

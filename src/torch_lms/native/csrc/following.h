@@ -109,7 +109,10 @@ class Following {
     moving.done = {};
     ++epoch_;
     start_journal();
-    pages_.spill = handover_.carrier.spill ? handover_.carrier.spill : pages_.spill;
+    const Carrier& carrier = handover_.carrier;
+    pages_.spill = carrier.spill ? carrier.spill : pages_.spill;
+    pages_.lanes = carrier.lanes ? carrier.lanes : pages_.lanes;
+    pages_.lanes_tier = carrier.lanes ? carrier.tier : pages_.lanes_tier;
     Account& account = pages_.account(handover_.device);
     account.limit = handover_.limit;
     account.resident = handover_.resident;
@@ -131,10 +134,15 @@ class Following {
     return std::exchange(made_bytes_, 0);
   }
 
+  // The tick, counted from where Python handed over, of the operation that used the page last; 0 if that was before.
+  static int64_t last_use(const Page& page) {
+    return page.is_touched ? page.touch.tick : 0;
+  }
+
   // Whether moves before the plan's next operation may be performed here.
   bool may_carry() const {
     const Carrier& carrier = handover_.carrier;
-    if (!carrier.spill || made_bytes_ >= carrier.most_made || carrier.spill->made() >= most_copied) {
+    if (!carrier.exists() || made_bytes_ >= carrier.most_made) {
       return false;
     }
     const bool drops = passed_.position >= 0 && !op_at(passed_.position).drops.empty();
@@ -146,10 +154,20 @@ class Following {
   }
 
   // They were, all of them.
-  void has_carried() {
-    const Account& account = pages_.account(handover_.device);
+  void has_carried(const Outcome& outcome) {
+    const auto tier = static_cast<size_t>(handover_.carrier.tier);
+    const auto& held = pages_.account(handover_.device).held;
     made_bytes_ += op_at(passed_.position).new_bytes;
-    passed_.journal->moved(0, account.held[static_cast<size_t>(handover_.carrier.tier)]);
+    if (outcome.began) {
+      passed_.journal->moved(held[tier], held[tier + 1], outcome.began, outcome.ended);  // the disk is behind
+    } else {
+      passed_.journal->moved(0, held[tier]);
+    }
+    for (const auto& [id, streams] : outcome.streams) {
+      if (Page* page = pages_.find(id)) {
+        page->streams.assign(streams.begin(), streams.end());
+      }
+    }
     wait_for_room();
   }
 
@@ -339,8 +357,6 @@ class Following {
   }
 
  private:
-  static constexpr size_t most_copied = 4096;  // copies that Python has not counted
-
   void start_journal() {
     passed_.journal = std::make_shared<Journal>();
     passed_.journaled = 0;

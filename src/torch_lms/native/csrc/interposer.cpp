@@ -28,6 +28,8 @@ constexpr c10::DispatchKeySet peculiar_keys({
     c10::DispatchKey::ZeroTensor,
 });
 
+constexpr size_t most_copied = 4096;  // without Python having counted the copies
+
 constexpr size_t most_searches = 20'000;  // known of a thread: a program whose shapes never repeat must not grow
 
 bool is_strided(const at::TensorImpl& tensor) {
@@ -444,10 +446,14 @@ bool Interposer::may_be_large(const std::vector<Page*>& used) {
 
 // Move pages for the operation, which is the plan's next, or have Python do so.
 Entrance Interposer::prepare(Running& self) {
-  if (carry(self)) {
+  const auto mover = owner();
+  bool is_carried = false;
+  if (mover) {
+    mover->without_gil([&] { is_carried = carry(self); });
+  }
+  if (is_carried) {
     return Entrance::passes;
   }
-  const auto mover = owner();
   const Prepared prepared = mover ? mover->prepare(self.position, self.pages, self.wrote) : Prepared::no;
   std::lock_guard<std::mutex> held(lock);
   if (prepared == Prepared::followed) {
@@ -468,39 +474,52 @@ Entrance Interposer::prepare(Running& self) {
   return self.is_busy ? Entrance::passes : Entrance::python;
 }
 
-// Move them without Python. Whether that was possible, so that the operation has begun.
+// Move them without Python, and without the GIL. Whether that was possible, so that the operation has begun.
 bool Interposer::carry(Running& self) {
   Carrier carrier;
-  std::vector<Carried> moves;
-  size_t journal_size = 0;
   {
     std::lock_guard<std::mutex> held(lock);
-    const auto found = next_on(self.position, self.pages);
-    if (!found || !following.may_carry()) {
+    if (!next_on(self.position, self.pages) || !following.may_carry()) {
       return false;
     }
     carrier = following.carrier();
-    const auto decided = following.decide(*found, self.wrote, carrier.spill->landed());
+  }
+  if (carrier.made() >= most_copied) {
+    return false;
+  }
+  const std::vector<PageId> landed = carrier.landed();
+  std::vector<Carried> moves;
+  size_t journal_size = 0;
+  int64_t so_far = 0;
+  {
+    std::lock_guard<std::mutex> held(lock);
+    const auto found = next_on(self.position, self.pages);
+    const auto decided = found ? following.decide(*found, self.wrote, landed) : std::nullopt;
     if (!decided) {
       return false;
     }
     for (const Move& move : *decided) {
       Carried& carried = moves.emplace_back(Carried{move});
       if (const Page* page = pages.find(move.page)) {
-        carried = {move, page->nbytes, page->tier, page->alive};
+        const bool is_used = std::find(self.pages.begin(), self.pages.end(), page->id) != self.pages.end();
+        carried = {move, page->nbytes, page->tier, page->alive, is_used, carrier.tick + following.last_use(*page), {}};
+        if (!page->is_named && !page->streams.empty()) {
+          carried.home = page->streams.front();
+        }
       }
     }
     journal_size = following.journal_size();
+    so_far = following.ops();
     following.advance(*found);
     following.is_moving = is_carrying = true;
   }
-  const Outcome outcome = carrier.perform(moves);
+  const Outcome outcome = carrier.perform(moves, so_far);
   const bool are_there = outcome.count == moves.size();
   {
     std::lock_guard<std::mutex> held(lock);
     following.is_moving = is_carrying = false;
     if (are_there) {
-      following.has_carried();
+      following.has_carried(outcome);
       self.epoch = following.epoch();
       self.journal_size = journal_size;
       self.is_busy = true;

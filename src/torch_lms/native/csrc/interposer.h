@@ -65,6 +65,8 @@ class Owner {
   // Records that operation with its arguments, before it runs, and what it made: a page may be recomputed by it.
   virtual void capture(int position, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments) = 0;
   virtual void captured(int position, const c10::OperatorHandle& op, const torch::jit::Stack& stack) = 0;
+  // Whoever waits for another thread here, which may need the GIL, has it not.
+  virtual void without_gil(const std::function<void()>& what) = 0;
   virtual void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) = 0;
   // A storage was made that the table cannot take as it is: on a device that is new, or while births are kept.
   virtual void born(const at::Tensor& tensor) = 0;

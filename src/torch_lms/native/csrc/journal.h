@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 namespace torch_lms {
@@ -29,6 +31,8 @@ enum class What : int8_t {
   died = 5,  // a page
   moved = 6,  // pages, for the operation that began last, until then: bytes in host memory, and on disk
 };
+
+class Moment;
 
 // The clock of Python's time.perf_counter.
 inline double now_s() {
@@ -65,6 +69,11 @@ class Journal {
   void moved(int64_t host_bytes, int64_t disk_bytes) {
     events_.push_back({What::moved, host_bytes, disk_bytes, now_s()});
   }
+  // The same on a stream, from one moment to another.
+  void moved(int64_t host_bytes, int64_t disk_bytes, std::shared_ptr<Moment> began, std::shared_ptr<Moment> ended) {
+    moved(host_bytes, disk_bytes);
+    moments_.emplace_back(std::move(began), std::move(ended));
+  }
   // Forget all that came after it had this size.
   void shrink(size_t size) {
     events_.resize(size);
@@ -72,9 +81,14 @@ class Journal {
   const std::vector<Event>& events() const {
     return events_;
   }
+  // When pages moved on a stream, for each such event.
+  const std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>>& moments() const {
+    return moments_;
+  }
 
  private:
   std::vector<Event> events_;
+  std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>> moments_;
 };
 
 }  // namespace torch_lms

@@ -68,7 +68,7 @@ struct Unseen {
   inline static c10::DispatchKeySet keys;  // that hear of operations; told when our own is known
 };
 
-// Any thread may call any method, but for `forget_copy` with neither the GIL nor another lock: the device may need the GIL.
+// Any thread may call any method, but for `discard_later` with neither the GIL nor another lock: the device may need the GIL.
 class Lanes {
  public:
   explicit Lanes(const std::string& device) : device_(device), out_(stream(0)), in_(stream(0)) {}
@@ -94,6 +94,13 @@ class Lanes {
   bool take_back(int64_t offset, int64_t length) {
     const auto turn = my_turn();
     return extents_.take_away(offset, length) && addresses_.erase(offset) != 0;
+  }
+
+  // Of what was granted.
+  int64_t free_bytes() {
+    const auto turn = my_turn();
+    reuse_retired();
+    return extents_.free_bytes();
   }
 
   // Wait until memory is free that a copy still reads or writes. Whether there is any.
@@ -126,6 +133,11 @@ class Lanes {
       marks.erase(marks.begin(), marks.begin() + most_marks);
     }
     return marks.back().second;
+  }
+
+  // The same, without a tick.
+  Mark now() const {
+    return record(stream(current_stream()));
   }
 
   void forget_marks() {
@@ -347,10 +359,10 @@ class Lanes {
     discard(page);
   }
 
-  // The same, and whoever has the next turn does it.
-  void forget_copy(PageId page) {
-    std::lock_guard<std::mutex> held(forgotten_lock_);
-    forgotten_.push_back(page);
+  // The same, and maybe the page is gone, too. Whoever has the next turn does it.
+  void discard_later(PageId page, bool is_gone) {
+    std::lock_guard<std::mutex> held(later_lock_);
+    later_.emplace_back(page, is_gone);
   }
 
   void forget(PageId page) {
@@ -451,13 +463,16 @@ class Lanes {
 
   std::unique_lock<std::mutex> my_turn() {
     std::unique_lock<std::mutex> turn(turn_);
-    std::vector<PageId> forgotten;
+    std::vector<std::pair<PageId, bool>> until_now;
     {
-      std::lock_guard<std::mutex> held(forgotten_lock_);
-      forgotten.swap(forgotten_);
+      std::lock_guard<std::mutex> held(later_lock_);
+      until_now.swap(later_);
     }
-    for (const PageId page : forgotten) {
+    for (const auto& [page, is_gone] : until_now) {
       discard(page);
+      if (is_gone) {
+        uses_.erase(page);
+      }
     }
     return turn;
   }
@@ -653,8 +668,8 @@ class Lanes {
   c10::Stream out_;
   c10::Stream in_;
   std::mutex turn_;
-  std::mutex forgotten_lock_;
-  std::vector<PageId> forgotten_;
+  std::mutex later_lock_;
+  std::vector<std::pair<PageId, bool>> later_;
   std::map<int64_t, uintptr_t> addresses_;  // of host memory, by offset
   Extents extents_;
   std::unordered_map<PageId, Copy> copies_;

@@ -184,6 +184,14 @@ class PythonOwner : public Owner {
     call("captured", position, result_to_look_at(op, stack));
   }
 
+  void without_gil(const std::function<void()>& what) override {
+    std::optional<py::gil_scoped_release> free;
+    if (PyGILState_Check() != 0) {
+      free.emplace();
+    }
+    what();
+  }
+
   void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) override {
     py::gil_scoped_acquire gil;
     call("ended", pages, written);
@@ -439,9 +447,9 @@ AsRecipe told(PageId page, const Recipe& recipe) {
 // Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-// Who performs moves (none: Python); the number of the tier below; bytes that are created until Python is asked, and when
-// it is, if room is short.
-using AsCarrier = std::tuple<std::shared_ptr<Spill>, int, int64_t, double>;
+// Who performs moves, of the CPU or of a device with streams (none: Python); the number of the tier below; bytes that are
+// created until Python is asked, and when it is, if room is short; the tick of the last operation.
+using AsCarrier = std::tuple<std::shared_ptr<Spill>, std::shared_ptr<Lanes>, int, int64_t, double, int64_t>;
 
 void follow(
     std::shared_ptr<StepPlan> plan,
@@ -494,7 +502,8 @@ void follow(
     handover.position = position;
     handover.device = device;
     std::tie(handover.limit, handover.resident, handover.peak, handover.resident_peak, handover.patience_us) = sizes;
-    std::tie(handover.carrier.spill, handover.carrier.tier, handover.carrier.most_made, handover.carrier.until_s) = carrier;
+    Carrier& its = handover.carrier;
+    std::tie(its.spill, its.lanes, its.tier, its.most_made, its.until_s, its.tick) = carrier;
     all.following.begin(std::move(handover));
     for (const auto& [id, number] : bound) {
       if (Page* page = all.pages.find(id)) {
@@ -726,13 +735,15 @@ at::Tensor alias(const at::Tensor& tensor, std::vector<int64_t> sizes, std::vect
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   py::class_<StepPlan, std::shared_ptr<StepPlan>>(module, "StepPlan").def(py::init(&new_plan));
-  py::class_<Journal, std::shared_ptr<Journal>>(module, "Journal").def("events", [](const Journal& journal) {
-    std::vector<std::tuple<int, int64_t, int64_t, double>> told;
-    for (const Event& event : journal.events()) {
-      told.emplace_back(static_cast<int>(event.what), event.which, event.nbytes, event.at_s);
-    }
-    return told;
-  });
+  py::class_<Journal, std::shared_ptr<Journal>>(module, "Journal")
+      .def("events", [](const Journal& journal) {
+        std::vector<std::tuple<int, int64_t, int64_t, double>> told;
+        for (const Event& event : journal.events()) {
+          told.emplace_back(static_cast<int>(event.what), event.which, event.nbytes, event.at_s);
+        }
+        return told;
+      })
+      .def("moments", &Journal::moments);
   py::class_<Spill, std::shared_ptr<Spill>>(module, "Spill")
       .def(py::init<int, size_t>())
       .def("grant", &Spill::grant)
@@ -773,6 +784,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("take_back", [](Lanes& lanes, int64_t offset, int64_t length) {
         return asking(lanes, [&] { return lanes.take_back(offset, length); });
       })
+      .def("free_bytes", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.free_bytes(); }); })
       .def("wait_for_memory", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.wait_for_memory(); }); })
       .def("record", [](Lanes& lanes, StreamId stream) { return asking(lanes, [&] { return lanes.record(stream); }); })
       .def("hold_up", [](Lanes& lanes, StreamId stream, const Moment& moment) {

@@ -175,6 +175,9 @@ class Pages {
       journal->died(page->id);
     }
     give_up_copy(*page);
+    if (lanes && !page->is_named) {
+      lanes->discard_later(page->id, /*is_gone=*/true);
+    }
     set_recipe(*page, nullptr);
     drop(page);
   }
@@ -220,7 +223,9 @@ class Pages {
   // Its lower copy, if it has one, is worth nothing any more.
   void give_up_copy(Page& page) {
     if (page.tier != no_tier) {
-      if (!spill || !spill->discard(page.id)) {  // else at once: Python may never have heard of the page
+      if (lanes && page.tier == lanes_tier) {  // not told to Python, which may never have heard of the page
+        lanes->discard_later(page.id, /*is_gone=*/false);
+      } else if (!spill || !spill->discard(page.id)) {
         stale_.push_back(page.id);
       }
       set(page, State::resident, no_tier);
@@ -294,6 +299,8 @@ class Pages {
 
   Journal* journal = nullptr;    // hears of every death, while there is one
   std::shared_ptr<Spill> spill;  // has copies, if the session has one
+  std::shared_ptr<Lanes> lanes;  // the same, those in the tier of that number
+  int lanes_tier = no_tier;
 
  private:
   static constexpr int max_births_ = 64;
