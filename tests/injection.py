@@ -97,7 +97,7 @@ def nobody_hears_of_copies() -> Iterator[None]:
 @contextmanager
 def moves_in_python() -> Iterator[None]:
     """Inside, the native interposer has each move of a plan performed in Python, as it does on accelerators."""
-    with patch.object(NativeFastPath, "_carrier", lambda *_: (None, -1, 0, 0.0)):
+    with patch.object(NativeFastPath, "_carrier", lambda *_: (None, None, -1, 0, 0.0, 0)):
         yield
 
 

@@ -16,16 +16,53 @@ namespace torch_lms {
 
 using StreamId = int64_t;
 
+// Events of streams, which a device makes once, and records time and again.
+class Events {
+ public:
+  using Owned = std::unique_ptr<c10::Event>;
+
+  static Owned recorded(const c10::Stream& stream) {
+    Owned event = unused(stream.device());
+    event = event ? std::move(event) : std::make_unique<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+    event->record(stream);
+    return event;
+  }
+
+  // Nobody asks any more what was recorded last.
+  static void give_back(Owned event) {
+    std::lock_guard<std::mutex> held(lock_);
+    of(event->device()).push_back(std::move(event));
+  }
+
+ private:
+  static Owned unused(const c10::Device& device) {
+    std::lock_guard<std::mutex> held(lock_);
+    auto& events = of(device);
+    if (events.empty()) {
+      return nullptr;
+    }
+    Owned event = std::move(events.back());
+    events.pop_back();
+    return event;
+  }
+
+  static std::vector<Owned>& of(const c10::Device& device) {
+    static auto* all = new std::map<c10::DeviceIndex, std::vector<Owned>>();  // the device may be gone before the process
+    return (*all)[device.index()];
+  }
+
+  inline static std::mutex lock_;
+};
+
 // A place in the work of a stream.
 class Moment {
  public:
-  explicit Moment(const c10::Stream& stream)
-      : event_(std::make_unique<c10::Event>(stream.device_type(), c10::EventFlag::BACKEND_DEFAULT)) {
-    event_->record(stream);
-  }
+  explicit Moment(const c10::Stream& stream) : event_(Events::recorded(stream)) {}
   ~Moment() {
     if (is_child) {
       static_cast<void>(event_.release());
+    } else {
+      Events::give_back(std::move(event_));
     }
   }
   Moment(const Moment&) = delete;
@@ -48,7 +85,7 @@ class Moment {
   inline static std::atomic<bool> is_child = false;  // of a fork: it must not call the device, not even to destroy an event
 
  private:
-  std::unique_ptr<c10::Event> event_;
+  Events::Owned event_;
 };
 
 using Mark = std::shared_ptr<Moment>;
