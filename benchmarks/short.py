@@ -1,10 +1,12 @@
 """What LMS costs the host while room is short, in planned steps: for each operation, and for each action.
 
-python benchmarks/short.py            # a minute; writes results/short-<machine>.json
-python benchmarks/short.py --quick    # seconds: does it work at all?
+python benchmarks/short.py                  # a minute; writes results/short-<machine>.json
+python benchmarks/short.py --device cuda    # pages of a GPU; writes results/short-<machine>-cuda.json
+python benchmarks/short.py --quick          # seconds: does it work at all?
 
-Where Python performs the moves, pages go to a store that costs nothing: their memory is put aside. What is left is what
-LMS itself does. Where the native interposer does, they go to a file in memory, and that is counted, too.
+Where Python performs the moves of the CPU, pages go to a store that costs nothing: their memory is put aside. What is
+left is what LMS itself does. Where the native interposer does, they go to a file in memory, and that is counted, too.
+On a device with streams they go to host memory, and what the host takes to ask for that is counted, not the copies.
 """
 
 import os
@@ -83,9 +85,9 @@ def free_store() -> Iterator[None]:
         yield
 
 
-def new_step(away: int, ops: int) -> Callable[[], None]:
+def new_step(away: int, ops: int, device: torch.device) -> Callable[[], None]:
     """A step that makes ``away`` pages, which have to leave, then runs ``ops`` operations, then uses the pages."""
-    first = torch.ones(_FLOATS)
+    first = torch.ones(_FLOATS, device=device)
 
     def step() -> None:
         pages = [first + number for number in range(away)]
@@ -98,14 +100,18 @@ def new_step(away: int, ops: int) -> Callable[[], None]:
     return step
 
 
-def seconds_of(step: Callable[[], None]) -> float:
+def seconds_of(step: Callable[[], None], device: torch.device) -> float:
     """Of a processor, for one."""
-    began = time.thread_time()
+    spent_s = 0.0
     for _ in range(_STEPS):
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        began = time.thread_time()
         step()
         if torch_lms.is_enabled():
             torch_lms.step()
-    return (time.thread_time() - began) / _STEPS
+        spent_s += time.thread_time() - began
+    return spent_s / _STEPS
 
 
 class Way(NamedTuple):
@@ -120,39 +126,41 @@ WAYS = {
     "native, moves in Python": Way("native", free_store),
     "native": Way("native", nullcontext),
 }
-"""The second is how pages of accelerators move."""
+
+WAYS_OF_DEVICES = {"python": Way("python", nullcontext), "native": Way("native", nullcontext)}
+"""Those with streams."""
 
 
-def added(way: Way, away: int, ops: int) -> tuple[float, float]:
+def added(way: Way, away: int, ops: int, device: torch.device) -> tuple[float, float]:
     """What LMS adds to a step: seconds of a processor, and actions."""
-    step = new_step(away, ops)
+    step = new_step(away, ops, device)
     step()
-    stock_s = seconds_of(step)
+    stock_s = seconds_of(step, device)
     os.environ["TORCH_LMS_INTERPOSER"] = way.interposer
     # The page that all others are made of, that which grows, and what an operation makes beside them.
     limit = max(4, away // 2) * _PAGE_BYTES
-    settings = {"limit": limit, "min_size": _PAGE_BYTES, "recompute": False, "device": "cpu", "spill_dir": _IN_MEMORY}
+    settings = {"limit": limit, "min_size": _PAGE_BYTES, "recompute": False, "device": device, "spill_dir": _IN_MEMORY}
     with way.store(), torch_lms.session(**settings) as lms:
         for _ in range(_WARM_UP):
             step()
             torch_lms.step()
         lms.reset_stats()
-        lms_s = seconds_of(step)
+        lms_s = seconds_of(step, device)
         stats = lms.stats()
     if stats.planned_steps != _STEPS:
         raise SystemExit(f"{stats.planned_steps} of {_STEPS} steps were planned, so this measures something else")
     return lms_s - stock_s, actions_of(stats) / _STEPS
 
 
-def measure(way: Way, rounds: int) -> dict[str, list[float]]:
+def measure(way: Way, rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Microseconds for an operation without actions, and for an action with its share of the operation, by round."""
     found: dict[str, list[float]] = {"operation": [], "action": []}
     for _ in range(rounds):
-        few_s, _ = added(way, 20, 200)
-        many_s, _ = added(way, 20, 1200)
+        few_s, _ = added(way, 20, 200, device)
+        many_s, _ = added(way, 20, 1200, device)
         op_s = (many_s - few_s) / 1000
-        more_s, more = added(way, 100, 200)
-        _, few = added(way, 20, 200)
+        more_s, more = added(way, 100, 200, device)
+        _, few = added(way, 20, 200, device)
         found["operation"].append(op_s * 1e6)
         found["action"].append((more_s - few_s - 160 * op_s) / (more - few) * 1e6)
     return found
@@ -161,25 +169,27 @@ def measure(way: Way, rounds: int) -> dict[str, list[float]]:
 @click.command()
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--quick", is_flag=True, help="Three rounds; the figures mean little.")
+@click.option("--device", "name", default="cpu", show_default=True, help="Whose pages.")
 @click.option("--output", type=click.Path(path_type=Path), help="Default: results/short-<machine>.json; none if quick.")
-def main(rounds: int, quick: bool, output: Path | None) -> None:
+def main(rounds: int, quick: bool, name: str, output: Path | None) -> None:
     """Measure what LMS costs the host while room is short."""
     os.environ["TORCH_LMS_PLANNING"] = "at-once"
     torch.set_num_threads(1)
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
-    machine, load = probe(None, measure=False), os.getloadavg()[0]
-    found = {name: measure(way, 3 if quick else rounds) for name, way in WAYS.items()}
+    machine, load, device = probe(None, measure=False), os.getloadavg()[0], torch.device(name)
+    ways = WAYS if device.type == "cpu" else WAYS_OF_DEVICES
+    found = {name: measure(way, 3 if quick else rounds, device) for name, way in ways.items()}
     spreads = {name: {what: Spread.of(times) for what, times in its.items()} for name, its in found.items()}
     table = Table("what", title="While room is short, microseconds that LMS takes (median; quartiles)")
-    for heading in (*WAYS, "goal, native"):
+    for heading in (*ways, "goal, native"):
         table.add_column(heading, justify="right")
     for what, goal in GOALS.items():
-        cells = (f"{s.median:.1f} ({s.lower:.1f}-{s.upper:.1f})" for s in (spreads[name][what] for name in WAYS))
+        cells = (f"{s.median:.1f} ({s.lower:.1f}-{s.upper:.1f})" for s in (spreads[name][what] for name in ways))
         verdict = "met" if statistics.median(found["native"][what]) <= goal else "missed"
         table.add_row(f"an {what}", *cells, f"{goal:.0f}: {verdict}")
     console.print(table)
     if output is None and not quick:
-        output = RESULTS / f"short-{slug(machine)}.json"
+        output = RESULTS / f"short-{slug(machine)}{'' if device.type == 'cpu' else f'-{device.type}'}.json"
     if output is not None:
         us = {name: {what: asdict(s) for what, s in its.items()} for name, its in spreads.items()}
         keep(output, FORMAT, machine, load, {"goals": GOALS, "us": us})

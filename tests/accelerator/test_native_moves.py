@@ -1,8 +1,7 @@
 """Steps that follow a plan on a device with streams: the native interposer moves pages, and Python hears of it."""
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -12,14 +11,12 @@ import torch
 from torch import nn
 
 import torch_lms
-from tests import accelerator
+from tests import accelerator, carrying
+from tests.carrying import LIMIT, WARM_UP, Carrying, again_and_again
 from tests.fault_rig import backend_now, check_books
-from tests.injection import step_of_many_pages
 from tests.ways import IS_NATIVE
 from torch_lms.capture.mode import LmsMode
 from torch_lms.native.load import find
-from torch_lms.runtime import api
-from torch_lms.runtime.native_moves import Moves
 from torch_lms.runtime.native_streams import NativeStreamExecutor
 from torch_lms.timeline import Lane
 
@@ -27,8 +24,6 @@ pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="no native interposer here
 
 MIN_SIZE = 1024
 STEPS = 4
-LIMIT = 20 * 4 * 64 * 64
-WARM_UP = 6
 
 
 def test_operations_on_pages_that_are_away_pass_natively(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,63 +61,26 @@ def test_operations_on_pages_that_are_away_pass_natively(device: torch.device, m
     assert seen.total() < 0.1 * STEPS * ops, seen.most_common(3)
 
 
-class Session:
-    """A session in which steps follow a plan.
-
-    Attributes:
-        performed: moves that Python was asked to perform, since it began.
-    """
-
-    def __init__(self, lms: api.Lms, device: torch.device) -> None:
-        self.lms = lms
-        self.performed = 0
-        self._device = device
-
-    def run(self, steps: int = 1, halfway: Callable[[], object] = lambda: None) -> list[torch.Tensor]:
-        """What they gave, on the host."""
-        found = []
-        for _ in range(steps):
-            found.append(step_of_many_pages(self._device, halfway).cpu())
-            torch_lms.step()
-        return found
-
-    def host_bytes(self) -> int:
-        """Of host memory, by pages."""
-        executor = backend_now().executor
-        assert isinstance(executor, NativeStreamExecutor)
-        return executor._host.used_bytes - executor.lanes.free_bytes()
-
-
 @pytest.fixture
 def expected() -> torch.Tensor:
-    return step_of_many_pages()
+    return carrying.expected()
 
 
 @pytest.fixture(params=["eager", "mixed", "lazy"])
-def session(
-    request: pytest.FixtureRequest,
-    module: ModuleType,
-    device: torch.device,
-    expected: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Session]:
-    perform = Moves.perform
+def session(request: pytest.FixtureRequest, module: ModuleType, device: torch.device) -> Iterator[Carrying]:
     module.schedule(request.param, 5)
-    with torch_lms.session(limit=LIMIT, min_size=MIN_SIZE, device=device, recompute=False) as lms:
-        session = Session(lms, device)
-        assert all(map(expected.equal, session.run(WARM_UP)))
-        lms.reset_stats()
-
-        def counted(moves: Moves, asked: object, *args: object) -> bool:
-            session.performed += len(asked)  # type: ignore[arg-type]
-            return perform(moves, asked, *args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Moves, "perform", counted)
+    with carrying.carrying(device) as session:
         yield session
-        check_books()
 
 
-def test_python_performs_none_of_the_moves(session: Session, expected: torch.Tensor) -> None:
+def host_bytes() -> int:
+    """Of host memory, by pages."""
+    executor = backend_now().executor
+    assert isinstance(executor, NativeStreamExecutor)
+    return executor._host.used_bytes - executor.lanes.free_bytes()
+
+
+def test_python_performs_none_of_the_moves(session: Carrying, expected: torch.Tensor) -> None:
     assert all(map(expected.equal, session.run(STEPS)))
     stats = session.lms.stats()
     assert stats.planned_steps == STEPS
@@ -131,7 +89,7 @@ def test_python_performs_none_of_the_moves(session: Session, expected: torch.Ten
     assert session.performed == 0
 
 
-def test_what_is_recorded_is_as_if_python_had_moved_them(session: Session) -> None:
+def test_what_is_recorded_is_as_if_python_had_moved_them(session: Carrying) -> None:
     session.run(2)
     before = session.lms.stats()
     session.run()
@@ -148,18 +106,18 @@ def test_what_is_recorded_is_as_if_python_had_moved_them(session: Session) -> No
     assert 0 < sum(op.seconds for op in trace.ops) <= computed[-1].end_s - computed[0].start_s
 
 
-def test_room_in_host_memory_is_that_of_the_pages_there(session: Session) -> None:
+def test_room_in_host_memory_is_that_of_the_pages_there(session: Carrying) -> None:
     """Pages are born, leave, and die, and Python has never heard of them: their room is given back."""
     rooms = []
     for _ in range(6):
         session.run()
         session.lms.reclaim()
         torch.accelerator.synchronize()
-        rooms.append(session.host_bytes())
+        rooms.append(host_bytes())
     assert len(set(rooms[1:])) == 1, rooms
 
 
-def test_what_fails_once_is_tried_again(session: Session, expected: torch.Tensor) -> None:
+def test_what_fails_once_is_tried_again(session: Carrying, expected: torch.Tensor) -> None:
     native = find().native
     assert native is not None
     for _ in range(4):
@@ -170,7 +128,9 @@ def test_what_fails_once_is_tried_again(session: Session, expected: torch.Tensor
     assert session.lms.stats().planned_steps >= 4
 
 
-def test_a_device_with_less_memory_than_the_limit(session: Session, expected: torch.Tensor, module: ModuleType) -> None:
+def test_a_device_with_less_memory_than_the_limit(
+    session: Carrying, expected: torch.Tensor, module: ModuleType
+) -> None:
     """Memory runs out in the middle of moves; then the limit is lower."""
     torch.accelerator.synchronize()
     module.empty_cache()
@@ -182,7 +142,7 @@ def test_a_device_with_less_memory_than_the_limit(session: Session, expected: to
 
 
 def test_pages_of_another_stream(
-    session: Session, expected: torch.Tensor, module: ModuleType, device: torch.device
+    session: Carrying, expected: torch.Tensor, module: ModuleType, device: torch.device
 ) -> None:
     """They come back to their home, and are used elsewhere."""
     main, side = torch.accelerator.current_stream(), module.Stream(device)
@@ -198,40 +158,23 @@ def test_pages_of_another_stream(
         assert expected.equal(found[0])
 
 
-def test_another_thread_takes_over_meanwhile(session: Session, expected: torch.Tensor) -> None:
+def test_another_thread_takes_over_meanwhile(session: Carrying, expected: torch.Tensor) -> None:
     """It waits for the moves under way; then the step goes on without a plan, or with it."""
-    is_over = threading.Event()
-    failures: list[BaseException] = []
-
-    def look() -> None:
-        while not is_over.is_set():
-            try:
-                session.lms.validate()
-            except BaseException as error:
-                failures.append(error)
-                return
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with again_and_again(session.lms.validate):
         found = session.run(6)
-    finally:
-        is_over.set()
-        thread.join()
-    assert failures == []
     assert all(map(expected.equal, found))
 
 
-@pytest.mark.parametrize("host_bytes", [0, LIMIT // 2])
+@pytest.mark.parametrize("host_limit", [0, LIMIT // 2])
 def test_a_disk_behind_host_memory(
-    host_bytes: int, device: torch.device, expected: torch.Tensor, module: ModuleType
+    host_limit: int, device: torch.device, expected: torch.Tensor, module: ModuleType
 ) -> None:
     """Python copies what goes there."""
     module.schedule("mixed", 7)
     with torch_lms.session(
-        limit=LIMIT, min_size=MIN_SIZE, device=device, recompute=False, host_limit=host_bytes
+        limit=LIMIT, min_size=MIN_SIZE, device=device, recompute=False, host_limit=host_limit
     ) as lms:
-        session = Session(lms, device)
+        session = Carrying(lms, device)
         assert all(map(expected.equal, session.run(WARM_UP + 3)))
         assert lms.stats().planned_steps >= 3
         assert max(level.disk for level in lms.timeline().levels) > 0

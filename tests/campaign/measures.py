@@ -53,7 +53,7 @@ def machine(where: Where, found: Found) -> None:
 
 
 def overhead(where: Where, found: Found) -> None:
-    """``benchmarks/overhead.py`` on the device: microseconds of the host for one operation."""
+    """``benchmarks/overhead.py`` and ``benchmarks/short.py`` on the device: microseconds of the host."""
     target = where.folder / "overhead.json"
     size = ("--quick",) if where.is_tiny else ("--seconds", _SECONDS)
     run("benchmarks/overhead.py", "--device", where.device, *size, "--output", str(target))
@@ -67,6 +67,13 @@ def overhead(where: Where, found: Found) -> None:
         ratios.append(step["over_stock"]["native"]["median"])
         found.row(step["name"], f"{step['stock_s']['median']:.3g} s, with LMS {ratios[-1]:.3f} times that")
     found.summary = f"steps take {min(ratios):.2f} to {max(ratios):.2f} times as long while everything fits"
+    target = where.folder / "short.json"
+    size = ("--rounds", "1") if where.is_tiny else ("--rounds", "5")
+    run("benchmarks/short.py", "--device", where.device, *size, "--output", str(target))
+    found.figures["short"] = json.loads(target.read_text())
+    for way, took in found.figures["short"]["us"].items():
+        for what, spread in took.items():
+            found.row(f"an {what} while room is short, {way}", f"{spread['median']:.1f} us")
 
 
 def calibration(where: Where, found: Found) -> None:

@@ -29,7 +29,7 @@ _LIST = (
     Part("workloads", "workloads, planned with recomputation and reactive", 240, checks.workloads),
     Part("programs", "programs on several streams, written and random", 150, checks.programs),
     Part("collectives", "distributed training", 150, checks.collectives),
-    Part("overhead", "microseconds of the host while everything fits", 210, measures.overhead),
+    Part("overhead", "microseconds that LMS takes the host", 210, measures.overhead),
     Part("calibration", "what operations reach", 150, measures.calibration),
     Part("validation", "predictions beside measurements", 180, measures.validation, needs="calibration"),
     *(

@@ -11,65 +11,30 @@ import pytest
 import torch
 
 import torch_lms
+from tests import carrying
+from tests.carrying import LIMIT, Carrying, again_and_again
 from tests.fault_rig import check_books, slot_offset, store_now, used_bytes
-from tests.injection import NthCall, damage, disk_calls, failing, step_of_many_pages
+from tests.injection import NthCall, damage, disk_calls, failing
 from tests.ways import IS_NATIVE
 from torch_lms.native import load
-from torch_lms.runtime import api
-from torch_lms.runtime.native_moves import Moves
 from torch_lms.timeline import Lane
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer here: {load.find().reason}")
 
-_FLOATS = 64 * 64
-_LIMIT = 20 * 4 * _FLOATS
-_WARM_UP = 6
-
-
-class Session:
-    """A session in which steps follow a plan.
-
-    Attributes:
-        performed: moves that Python was asked to perform, since it began.
-    """
-
-    def __init__(self, lms: api.Lms) -> None:
-        self.lms = lms
-        self.performed = 0
-
-    def run(self, steps: int = 1) -> list[torch.Tensor]:
-        """What they gave, which is no page."""
-        found = []
-        for _ in range(steps):
-            found.append(step_of_many_pages().sum())
-            torch_lms.step()
-        return found
-
 
 @pytest.fixture
 def expected() -> torch.Tensor:
-    return step_of_many_pages().sum()
+    return carrying.expected()
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch, expected: torch.Tensor) -> Iterator[Session]:
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Carrying]:
     monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
-    perform = Moves.perform
-    with torch_lms.session(limit=_LIMIT, min_size=1024, device="cpu", recompute=False) as lms:
-        session = Session(lms)
-        assert all(map(expected.equal, session.run(_WARM_UP)))
-        lms.reset_stats()
-
-        def counted(moves: Moves, asked: object, *args: object) -> bool:
-            session.performed += len(asked)  # type: ignore[arg-type]
-            return perform(moves, asked, *args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Moves, "perform", counted)
+    with carrying.carrying(torch.device("cpu")) as session:
         yield session
-        check_books()
 
 
-def test_python_performs_few_of_the_moves(session: Session, expected: torch.Tensor) -> None:
+def test_python_performs_few_of_the_moves(session: Carrying, expected: torch.Tensor) -> None:
     """Those that come when it looks at the heap, or with the first operation of a step."""
     assert all(map(expected.equal, session.run(4)))
     stats = session.lms.stats()
@@ -79,15 +44,15 @@ def test_python_performs_few_of_the_moves(session: Session, expected: torch.Tens
     assert session.performed < stats.evictions + stats.fetches
 
 
-def test_what_is_recorded_is_as_if_python_had_moved_them(session: Session) -> None:
+def test_what_is_recorded_is_as_if_python_had_moved_them(session: Carrying) -> None:
     session.run(2)
     trace, timeline, before = session.lms.trace(), session.lms.timeline(), session.lms.stats()
     session.run()
     after = session.lms.stats()
     assert [op.name for op in trace.ops].count("aten::mul_.Tensor") == 40
     assert len(timeline.levels) == len(trace.ops)
-    assert max(level.resident for level in timeline.levels) <= _LIMIT
-    assert max(level.disk for level in timeline.levels) > _LIMIT / 2
+    assert max(level.resident for level in timeline.levels) <= LIMIT
+    assert max(level.disk for level in timeline.levels) > LIMIT / 2
     made = {lane: [span for span in timeline.spans if span.lane is lane] for lane in Lane}
     assert abs(len(made[Lane.D2H]) - (after.evictions - before.evictions)) <= 2  # one may end in the step that follows
     assert abs(len(made[Lane.H2D]) - (after.fetches - before.fetches)) <= 2
@@ -95,7 +60,7 @@ def test_what_is_recorded_is_as_if_python_had_moved_them(session: Session) -> No
     assert sum(op.seconds for op in trace.ops) <= computed[-1].end_s - computed[0].start_s
 
 
-def test_room_below_is_that_of_the_pages_there(session: Session) -> None:
+def test_room_below_is_that_of_the_pages_there(session: Carrying) -> None:
     """Pages are born, leave, and die, and Python has never heard of them: their room is given back."""
     rooms = []
     for _ in range(6):
@@ -108,7 +73,7 @@ def test_room_below_is_that_of_the_pages_there(session: Session) -> None:
 @pytest.mark.parametrize("number", [1, 7, 30])
 @pytest.mark.parametrize("name", ["pwrite", "preadv"])
 def test_a_copy_that_fails_once_is_tried_again(
-    name: str, number: int, session: Session, expected: torch.Tensor
+    name: str, number: int, session: Carrying, expected: torch.Tensor
 ) -> None:
     def error(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -124,7 +89,7 @@ def test_a_copy_that_fails_once_is_tried_again(
     assert session.lms.stats().planned_steps >= 2
 
 
-def test_a_disk_that_fails_for_good_is_told(session: Session, expected: torch.Tensor) -> None:
+def test_a_disk_that_fails_for_good_is_told(session: Carrying, expected: torch.Tensor) -> None:
     with disk_calls("preadv", failing(errno.EIO)):
         with pytest.raises(torch_lms.PageLostError, match=r"could not read back a page of .* Input/output error"):
             session.run()
@@ -133,7 +98,7 @@ def test_a_disk_that_fails_for_good_is_told(session: Session, expected: torch.Te
     assert all(map(expected.equal, session.run(4)))
 
 
-def test_a_page_damaged_on_disk_is_told(session: Session) -> None:
+def test_a_page_damaged_on_disk_is_told(session: Carrying) -> None:
     """Though it was written at once with its neighbours: each has a checksum of its own."""
 
     def flip_a_bit(content: bytearray) -> None:
@@ -150,7 +115,7 @@ def test_a_page_damaged_on_disk_is_told(session: Session) -> None:
     pages.clear()
 
 
-def test_python_waits_for_a_copy_that_takes_long(session: Session, expected: torch.Tensor) -> None:
+def test_python_waits_for_a_copy_that_takes_long(session: Carrying, expected: torch.Tensor) -> None:
     """There an interrupt reaches it."""
 
     def slow(call: Callable[..., int]) -> Callable[..., int]:
@@ -166,38 +131,24 @@ def test_python_waits_for_a_copy_that_takes_long(session: Session, expected: tor
     assert session.lms.stats().planned_steps == 2
 
 
-def test_another_thread_takes_over_meanwhile(session: Session, expected: torch.Tensor) -> None:
+def test_another_thread_takes_over_meanwhile(session: Carrying, expected: torch.Tensor) -> None:
     """It waits for the moves under way; then the step goes on without a plan, or with it."""
-    is_over = threading.Event()
-    failures: list[BaseException] = []
+    mine = torch.arange(4096.0)
 
     def look() -> None:
-        mine = torch.arange(4096.0)
-        while not is_over.is_set():
-            try:
-                assert mine.sum() == 4096 * 4095 / 2
-                session.lms.validate()
-            except BaseException as error:
-                failures.append(error)
-                return
+        assert mine.sum() == 4096 * 4095 / 2
+        session.lms.validate()
 
     def held_up(call: Callable[..., int], *args: object) -> int:
         time.sleep(0.0005)
         return call(*args)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        with disk_calls("preadv", partial(held_up, os.preadv)):
-            found = session.run(6)
-    finally:
-        is_over.set()
-        thread.join()
-    assert failures == []
+    with again_and_again(look), disk_calls("preadv", partial(held_up, os.preadv)):
+        found = session.run(6)
     assert all(map(expected.equal, found))
 
 
-def test_a_fork_while_pages_move(session: Session, expected: torch.Tensor) -> None:
+def test_a_fork_while_pages_move(session: Carrying, expected: torch.Tensor) -> None:
     """The child uses what was there when it began, and ends; the parent goes on."""
     is_over = threading.Event()
     codes: list[int] = []

@@ -1,6 +1,7 @@
 """An accelerator with streams: behind its memory comes page-locked host memory, behind that the disk.
 
-Who waits for whom (N5). "Home" is the stream for which a page's memory was allocated, and to which it goes back.
+Who waits for whom (N5), also where the native interposer copies (`native/csrc/lanes.h`). "Home" is the stream for which
+a page's memory was allocated, and to which it goes back.
 
 1. A copy down waits for every stream that used the page: for the first mark there after the page's last use, so that it
    runs beside what the stream was asked since.
