@@ -71,12 +71,17 @@ def again_and_again(look: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def carrying(device: torch.device) -> Iterator[Carrying]:
-    """A session on ``device``, from the first planned step on. At its end the books must add up."""
-    perform, result = Moves.perform, expected()
+def carrying(device: torch.device, expected: torch.Tensor) -> Iterator[Carrying]:
+    """A session on ``device``, from the first planned step on. At its end the books must add up.
+
+    Args:
+        device: of the pages.
+        expected: what each step gives.
+    """
+    perform = Moves.perform
     with torch_lms.session(limit=LIMIT, min_size=1024, device=device, recompute=False) as lms:
         session = Carrying(lms, device)
-        assert all(map(result.equal, session.run(WARM_UP)))
+        assert all(map(expected.equal, session.run(WARM_UP)))
         lms.reset_stats()
 
         def counted(moves: Moves, asked: object, *args: object) -> bool:

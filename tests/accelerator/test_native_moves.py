@@ -67,9 +67,11 @@ def expected() -> torch.Tensor:
 
 
 @pytest.fixture(params=["eager", "mixed", "lazy"])
-def session(request: pytest.FixtureRequest, module: ModuleType, device: torch.device) -> Iterator[Carrying]:
+def session(
+    request: pytest.FixtureRequest, module: ModuleType, device: torch.device, expected: torch.Tensor
+) -> Iterator[Carrying]:
     module.schedule(request.param, 5)
-    with carrying.carrying(device) as session:
+    with carrying.carrying(device, expected) as session:
         yield session
 
 

@@ -28,9 +28,9 @@ def expected() -> torch.Tensor:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Carrying]:
+def session(monkeypatch: pytest.MonkeyPatch, expected: torch.Tensor) -> Iterator[Carrying]:
     monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
-    with carrying.carrying(torch.device("cpu")) as session:
+    with carrying.carrying(torch.device("cpu"), expected) as session:
         yield session
 
 
