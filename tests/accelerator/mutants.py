@@ -228,7 +228,12 @@ MUTANTS = (
         "if (busy.empty()) {",
         "if (true) {",
     ),
-    Mutant("native: host memory that is needed now for its copies", "lanes", "mark->wait();\n    }", "}"),
+    Mutant(
+        "native: host memory whose page is gone for its copies",
+        "lanes",
+        "return mark->is_past(); })) {",
+        "return true; })) {",
+    ),
     Mutant(
         "native: an eviction given up: for its copy", "lanes", "wait_for(out_);\n    discard(page);", "discard(page);"
     ),

@@ -1,8 +1,12 @@
 """Steps that follow a plan on a device with streams: the native interposer moves pages, and Python hears of it."""
 
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +16,7 @@ from torch import nn
 
 import torch_lms
 from tests import accelerator, carrying
+from tests.campaign.found import ROOT
 from tests.carrying import LIMIT, WARM_UP, Carrying, again_and_again
 from tests.fault_rig import backend_now, check_books
 from tests.ways import IS_NATIVE
@@ -66,7 +71,7 @@ def expected() -> torch.Tensor:
     return carrying.expected()
 
 
-@pytest.fixture(params=["eager", "mixed", "lazy"])
+@pytest.fixture(params=["mixed", "lazy"])
 def session(
     request: pytest.FixtureRequest, module: ModuleType, device: torch.device, expected: torch.Tensor
 ) -> Iterator[Carrying]:
@@ -165,6 +170,19 @@ def test_another_thread_takes_over_meanwhile(session: Carrying, expected: torch.
     with again_and_again(session.lms.validate):
         found = session.run(6)
     assert all(map(expected.equal, found))
+
+
+def test_the_benchmark_of_what_the_host_takes(tmp_path: Path) -> None:
+    found = tmp_path / "short.json"
+    asked = ["--device", accelerator.NAME, "--rounds", "2", "--output", str(found)]
+    command = [sys.executable, "benchmarks/short.py", *asked]
+    done = subprocess.run(
+        command, cwd=ROOT, env=accelerator.autoloading(), capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    us = json.loads(found.read_text())["us"]
+    assert us.keys() == {"python", "native"}
+    assert us["native"].keys() == {"operation", "action"}
 
 
 @pytest.mark.parametrize("host_limit", [0, LIMIT // 2])

@@ -68,7 +68,7 @@ def overhead(where: Where, found: Found) -> None:
         found.row(step["name"], f"{step['stock_s']['median']:.3g} s, with LMS {ratios[-1]:.3f} times that")
     found.summary = f"steps take {min(ratios):.2f} to {max(ratios):.2f} times as long while everything fits"
     target = where.folder / "short.json"
-    size = ("--rounds", "1") if where.is_tiny else ("--rounds", "5")
+    size = ("--rounds", "2") if where.is_tiny else ("--rounds", "5")
     run("benchmarks/short.py", "--device", where.device, *size, "--output", str(target))
     found.figures["short"] = json.loads(target.read_text())
     for way, took in found.figures["short"]["us"].items():

@@ -19,9 +19,10 @@ struct Carried {
   std::optional<StreamId> home;  // for which its memory was allocated, if Python never heard of the page
 };
 
-// How moves went: how many were performed; after the next the page `failed` is in `state`, if that is not as it was. Where
-// there are streams: when the moves began and ended, and on which streams pages may be used now.
+// How moves went: whether that is all, or how many were performed; after the next the page `failed` is in `state`, if that
+// is not as it was. Where there are streams: when the moves began and ended, and on which streams pages may be used now.
 struct Outcome {
+  bool is_all = false;
   size_t count = 0;
   PageId failed = no_page;
   State state = State::other;
@@ -69,6 +70,7 @@ struct Carrier {
         while (outcome.count < moves.size() && perform(moves, storages[outcome.count], outcome)) {
           ++outcome.count;
         }
+        outcome.is_all = outcome.count == moves.size();
       }
     } catch (const std::exception&) {  // no memory: Python tries again, and tells
     }
@@ -154,6 +156,7 @@ struct Carrier {
       }
     }
     outcome.ended = lanes->now();
+    outcome.is_all = true;
   }
 
   bool perform_on_device(const Carried& carried, const Held& storage, Outcome& outcome) const {

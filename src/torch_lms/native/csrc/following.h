@@ -163,12 +163,23 @@ class Following {
     } else {
       passed_.journal->moved(0, held[tier]);
     }
+    wait_for_room();
+  }
+
+  // They went like that: pages that left or came may be used on other streams now, or it is not known on which.
+  void know_streams(const std::vector<Carried>& moves, const Outcome& outcome) {
+    for (size_t place = 0; place < moves.size() && place <= outcome.count; ++place) {
+      const Act act = moves[place].move.act;
+      Page* page = pages_.find(moves[place].move.page);
+      if (page != nullptr && (act == Act::release || act == Act::start_fetch || act == Act::finish_fetch)) {
+        page->streams.clear();
+      }
+    }
     for (const auto& [id, streams] : outcome.streams) {
       if (Page* page = pages_.find(id)) {
         page->streams.assign(streams.begin(), streams.end());
       }
     }
-    wait_for_room();
   }
 
   // Of the moves only the first `count` were performed, and after the next the page `failed` is in that state.

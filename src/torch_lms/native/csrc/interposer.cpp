@@ -514,11 +514,13 @@ bool Interposer::carry(Running& self) {
     following.is_moving = is_carrying = true;
   }
   const Outcome outcome = carrier.perform(moves, so_far);
-  const bool are_there = outcome.count == moves.size();
   {
     std::lock_guard<std::mutex> held(lock);
     following.is_moving = is_carrying = false;
-    if (are_there) {
+    if (carrier.lanes) {
+      following.know_streams(moves, outcome);
+    }
+    if (outcome.is_all) {
       following.has_carried(outcome);
       self.epoch = following.epoch();
       self.journal_size = journal_size;
@@ -529,7 +531,7 @@ bool Interposer::carry(Running& self) {
     }
   }
   carried_.notify_all();
-  return are_there;
+  return outcome.is_all;
 }
 
 // Whether the operation follows the plan, and whether pages have to move for it.

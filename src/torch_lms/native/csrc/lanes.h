@@ -275,7 +275,7 @@ class Lanes {
   void finish_evict(PageId page) {
     const auto turn = my_turn();
     const auto found = copies_.find(page);
-    if (found == copies_.end()) {
+    if (found == copies_.end() || !found->second.done) {
       return;
     }
     try {
@@ -417,7 +417,7 @@ class Lanes {
       const Copy& copy = copies_[page];
       bool& is_behind = is_pending[copy.is_up];
       const Mark& end = copy.is_up ? copy.read : copy.done;
-      is_behind = is_behind || !end->is_past();
+      is_behind = is_behind || (end && !end->is_past());
       if (!is_behind) {
         pages.push_back(page);
       }
