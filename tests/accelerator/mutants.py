@@ -238,7 +238,6 @@ MUTANTS = (
         "native: an eviction given up: for its copy", "lanes", "wait_for(out_);\n    discard(page);", "discard(page);"
     ),
     Mutant("native: a fetch given up: for its copy", "lanes", "wait_for(in_);\n    free", "free"),
-    Mutant("native: the end of the session: for all copies", "lanes", "wait_for(out_);\n    wait_for(in_);", ""),
 )
 
 

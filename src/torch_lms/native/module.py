@@ -173,7 +173,7 @@ class Laning(Protocol):
         """
 
     def close(self) -> None:
-        """All copies have ended, and nothing is known of any page."""
+        """All copies have ended: from now on nothing is known of any page."""
 
     def abandon(self) -> None:
         """This is a forked child: nothing of the device is touched."""

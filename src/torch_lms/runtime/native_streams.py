@@ -207,8 +207,8 @@ class NativeStreamExecutor(StreamExecutor):
     # -- the rest ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self.lanes.close()
         super().close()
+        self.lanes.close()
 
     def abandon(self) -> None:
         self.lanes.abandon()

@@ -449,11 +449,9 @@ class Lanes {
     return std::exchange(let_go_, {});
   }
 
-  // All copies have ended, and nothing is known of any page.
+  // All copies have ended: from now on nothing is known of any page.
   void close() {
     const auto turn = my_turn();
-    wait_for(out_);
-    wait_for(in_);
     for (auto& [page, copy] : copies_) {
       let_go(copy);
     }
