@@ -188,9 +188,9 @@ class NativeStreamExecutor(StreamExecutor):
         with suppress(StoreFullError):
             self._grant(max(nbytes, _GRANTED_BYTES))
             return
-        refused: list[bool] = []
-        self._wait(lambda: refused.append(not self.lanes.wait_for_memory()))
-        if not refused[0]:
+        waited: list[bool] = []
+        self._wait(lambda: waited.append(self.lanes.wait_for_memory()))
+        if waited[0]:
             return
         for slot in list(self._granted):
             if self.lanes.take_back(slot.offset, slot.length):

@@ -74,7 +74,10 @@ struct Carrier {
       }
     } catch (const std::exception&) {  // no memory: Python tries again, and tells
     }
-    lanes ? lanes->take_let_go() : spill->take_let_go();
+    try {
+      lanes ? lanes->take_let_go() : spill->take_let_go();
+    } catch (const std::exception&) {  // the device's: whoever asks next lets go
+    }
     return outcome;
   }
 
