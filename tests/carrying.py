@@ -1,6 +1,7 @@
 """Sessions whose steps follow a plan, and the moves that Python is asked to perform in them."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -55,6 +56,7 @@ def again_and_again(look: Callable[[], object]) -> Iterator[None]:
         while not is_over.is_set():
             try:
                 look()
+                time.sleep(1e-4)  # locks are not fair
             except BaseException as error:
                 failures.append(error)
                 return
