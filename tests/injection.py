@@ -96,7 +96,7 @@ def nobody_hears_of_copies() -> Iterator[None]:
 
 @contextmanager
 def moves_in_python() -> Iterator[None]:
-    """Inside, the native interposer has each move of a plan performed in Python, as it does on accelerators."""
+    """Inside, the native interposer has each move of a plan performed in Python, as recomputations are."""
     with patch.object(NativeFastPath, "_carrier", lambda *_: (None, None, -1, 0, 0.0, 0)):
         yield
 

@@ -672,25 +672,14 @@ Held held(py::handle storage) {
 // Without the GIL, for which an operation may wait that runs now. What copies held goes with it.
 template <typename Copies, typename Do>
 auto waiting(Copies& copies, Do what) {
-  const auto drop = [&] {
-    std::vector<Held> let_go;
-    {
-      py::gil_scoped_release free;
-      let_go = copies.take_let_go();
-    }
-  };
+  std::vector<Held> let_go;
+  const py::gil_scoped_release free;  // until the end, but for what is let go
   if constexpr (std::is_void_v<decltype(what())>) {
-    {
-      py::gil_scoped_release free;
-      what();
-    }
-    drop();
+    what();
+    let_go = copies.take_let_go();
   } else {
-    auto result = [&] {
-      py::gil_scoped_release free;
-      return what();
-    }();
-    drop();
+    auto result = what();
+    let_go = copies.take_let_go();
     return result;
   }
 }
