@@ -59,7 +59,7 @@ from torch_lms.runtime.limits import AutoLimit
 malloc.auto_limit = lambda _: AutoLimit(int(sys.argv[1]), "a container", {1 << 40})
 torch.zeros({30 * MIB}, dtype=torch.uint8)
 heap = malloc.Heap()
-limit = {100 * MIB}
+limit = int(sys.argv[3])
 heap.grows(limit, 0, limit)
 blocks = [torch.zeros({MIB}, dtype=torch.uint8) for _ in range(int(sys.argv[2]))]
 del blocks[::4]
@@ -69,14 +69,24 @@ print(before - malloc._resident_bytes())
 """
 
 
+def given_back_under(limit: int, free: int, made: int) -> int:
+    """Bytes that the heap gives back where the system has ``free`` to spare, of a quarter of ``made`` MiB."""
+    command = [sys.executable, "-c", SCARCE, str(free), str(made), str(limit)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(ended.stdout)
+
+
 @pytest.mark.parametrize(
     ("free", "made", "given_back"),
     [(1 << 40, 120, 0), (5 * MIB, 120, 29 * MIB), (5 * MIB, 90, 0), (1 << 40, 150, 37 * MIB)],
 )
 def test_where_memory_is_scarce_nothing_free_stays_beyond_the_limit(free: int, made: int, given_back: int) -> None:
-    command = [sys.executable, "-c", SCARCE, str(free), str(made)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(ended.stdout) == pytest.approx(given_back, abs=4 * MIB)
+    assert given_back_under(100 * MIB, free, made) == pytest.approx(given_back, abs=4 * MIB)
+
+
+@pytest.mark.parametrize(("made", "given_back"), [(36, 0), (60, 15 * MIB)])
+def test_under_a_small_limit_some_stays_in_any_case(made: int, given_back: int) -> None:
+    assert given_back_under(10 * MIB, 1 << 40, made) == pytest.approx(given_back, abs=4 * MIB)
 
 
 LIMITED = """

@@ -13,10 +13,11 @@ import torch
 import torch_lms
 from tests import carrying
 from tests.carrying import LIMIT, Carrying, again_and_again
-from tests.fault_rig import check_books, slot_offset, store_now, used_bytes
+from tests.fault_rig import backend_now, check_books, slot_offset, store_now, used_bytes
 from tests.injection import NthCall, damage, disk_calls, failing
 from tests.ways import IS_NATIVE
 from torch_lms.native import load
+from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.timeline import Lane
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer here: {load.find().reason}")
@@ -68,6 +69,20 @@ def test_room_below_is_that_of_the_pages_there(session: Carrying) -> None:
         session.lms.reclaim()
         rooms.append(used_bytes())
     assert len(set(rooms[1:])) == 1
+
+
+def test_copies_cost_the_program_what_they_take_of_a_core(session: Carrying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it uses all of them; else nothing."""
+    backend = backend_now()
+    assert isinstance(backend.executor, NativeCpuExecutor)
+    while backend.executor.spill.effort()[1] == 0:  # as long as the program made all copies by itself
+        session.run()
+    worked_s, lasted_s = backend.executor.spill.effort()
+    assert worked_s > 0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert backend.overlap_penalty == pytest.approx(min(1, worked_s / lasted_s), rel=0.5)  # copies may go on
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(torch.get_num_threads() + 1))
+    assert backend.overlap_penalty == 0
 
 
 @pytest.mark.parametrize("number", [1, 7, 30])

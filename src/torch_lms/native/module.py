@@ -49,6 +49,9 @@ class Spilling(Protocol):
     def take_copied(self) -> list[tuple[bool, float, float, int, PageId]]:
         """Those: whether up, when it began and ended (``time.perf_counter``), bytes, page."""
 
+    def effort(self) -> tuple[float, float]:
+        """Seconds of a processor that copies beside the program took so far, and how long they lasted."""
+
     def take_stalled_s(self) -> float:
         """Seconds in which somebody waited, since this was last asked."""
 

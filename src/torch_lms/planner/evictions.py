@@ -14,12 +14,18 @@ from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
 _MIN_ROUNDS = 40
-_MAX_ROUNDS = 200
+_ROUNDS_FOR_A_GAP = 5
 _GAPS_IN_ALL = 50_000
-"""Rounds times gaps, about. A round takes longer the more gaps there are, so small steps can afford more rounds."""
+"""Rounds times gaps, at most. A round takes longer the more gaps there are, so small steps can afford more rounds. Those
+of a few gaps need no more."""
 
 _SHARES = (0.02, 0.05, 0.1, 0.2)
 """How much of the choice a round may undo; one of these, by chance."""
+
+_SPREAD = 1.0
+"""Of the logarithms of a round's weights. Where few large pages decide, narrow weights choose the same ones again: for SGD
+with momentum over twelve layers at half the demand (98 gaps), eight searches with this spread found the optimum within 77
+to 551 rounds. With weights from 0.6 to 1.4, one of eight found it within 1,500."""
 
 _THRIFTS = (0.5, 1.0, 2.0)
 """The thrifts of a round (see ``_Choice.fill``); one of these, by chance."""
@@ -50,7 +56,8 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
     if not best.any():
         return []
     dice = np.random.default_rng(0)
-    for _ in range(min(_MAX_ROUNDS, max(_MIN_ROUNDS, _GAPS_IN_ALL // len(gaps)))):
+    rounds = min(_ROUNDS_FOR_A_GAP * len(gaps), _GAPS_IN_ALL // len(gaps))
+    for _ in range(max(_MIN_ROUNDS, rounds)):
         taken = np.flatnonzero(choice.chosen)
         prefers_dear = dice.random() < 0.5  # many small pages cannot be tried as often as a few large ones are worth it
         order = dice.uniform(0.5, 1.5, len(taken))
@@ -58,7 +65,7 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
             order = order * choice.costs[taken]
         count = max(1, int(dice.choice(_SHARES) * len(taken)))
         choice.give_back(taken[np.argsort(-order)[:count]])
-        choice.fill(dice.uniform(0.6, 1.4, len(gaps)), thrift=dice.choice(_THRIFTS))
+        choice.fill(dice.lognormal(0, _SPREAD, len(gaps)), thrift=dice.choice(_THRIFTS))
         if choice.price <= best_price:
             best = choice.chosen.copy()
             best_price = choice.price

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
+from math import inf
 from operator import attrgetter
 
 from torch_lms.policy.base import Prefetch, View
@@ -73,10 +74,22 @@ class _Course:
                 against += moved
         return along > 0 and along >= 2 * against
 
-    def next_of(self, away: dict[PageId, Page]) -> list[Page]:
-        """Pages of ``away``, the first to be used first. In ``away`` those that left first come first."""
-        pages: Iterable[Page] = reversed(away.values()) if self._is_backward else away.values()
-        to_come = [page for page in islice(pages, _WINDOW) if not self._goes_on(page.last_use, self._position)]
+    def next_of(self, away: dict[PageId, Page], since: float = -inf, until: float = inf) -> list[Page]:
+        """Pages of ``away``, the first to be used first. In ``away`` those that left first come first.
+
+        Args:
+            away: pages.
+            since: only those used after that tick,
+            until: and at that tick or before.
+        """
+        pages: Iterable[Page]
+        if self._is_backward:
+            pages = reversed(away.values())
+            until = min(until, self._position)
+        else:
+            pages = away.values()
+            since = max(since, self._position - 1)
+        to_come = [page for page in islice(pages, _WINDOW) if since < page.last_use <= until]
         return sorted(to_come, key=last_use, reverse=self._is_backward)
 
     def is_soon(self, page: Page) -> bool:
@@ -178,12 +191,11 @@ class Prefetcher:
     def _to_fetch(self, view: View) -> Iterator[Page]:
         """Pages that are needed next."""
         room = view.room - _SPARED * view.limit
-        for course in (self._backward, self._forward):
+        began = self._step_began
+        for course, since, until in ((self._backward, began, inf), (self._forward, -inf, began)):
             if room <= 0 or not course.is_taken:
                 continue
-            for page in course.next_of(view.away):
-                if self._course_of(page) is not course:
-                    continue
+            for page in course.next_of(view.away, since, until):
                 if page.nbytes > room:
                     break
                 room -= page.nbytes
@@ -196,7 +208,11 @@ def _ids(pages: list[Page]) -> list[PageId]:
 
 def not_in_use(pages: Mapping[PageId, Page], tick: int) -> list[Page]:
     """Those not used lately."""
-    return [page for page in pages.values() if tick - page.last_use >= LONG_AGO]
+    return list(_idle(pages, tick))
+
+
+def _idle(pages: Mapping[PageId, Page], tick: int) -> Iterator[Page]:
+    return (page for page in pages.values() if tick - page.last_use >= LONG_AGO)
 
 
 def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:
@@ -204,8 +220,10 @@ def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:
     missing = _RESERVE * view.limit - view.room
     if missing <= 0:
         return
-    missing -= sum(page.nbytes for page in view.evicting.values())
-    missing -= sum(page.nbytes for page in not_in_use(view.clean, view.tick))
+    for page in chain(view.evicting.values(), _idle(view.clean, view.tick)):
+        missing -= page.nbytes
+        if missing <= 0:
+            return
     for page in dirty:
         if missing < page.nbytes / 2:
             return

@@ -1,6 +1,7 @@
 """Without knowledge of the future: the longest inactive and largest page leaves, clean ones first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from torch_lms.policy.base import Policy, Prefetch, View
 from torch_lms.policy.prefetcher import Prefetcher, last_use, not_in_use
@@ -29,18 +30,17 @@ class Reactive(Policy):
             clean.sort(key=last_use, reverse=True)
         yield from clean
         yield from list(view.evicting.values())
-        yield from _dirty(view)
+        yield from _dirty(list(view.dirty.values()), view.tick)
         yield from list(view.clean.values())
 
     def prefetch(self, view: View) -> Prefetch | None:
-        return self._prefetcher.choose(view, _dirty(view))
+        return self._prefetcher.choose(view, _dirty(view.dirty.values(), view.tick))
 
 
-def _dirty(view: View) -> Iterator[Page]:
+def _dirty(pages: Iterable[Page], tick: int) -> Iterator[Page]:
     """Dirty pages, those first that have been inactive long and are large."""
-    dirty = list(view.dirty.values())
-    for first in range(0, len(dirty), _WINDOW):
-        window = dirty[first : first + _WINDOW]
-        worth = [(view.tick - page.last_use) * page.nbytes for page in window]
+    rest = iter(pages)
+    while window := list(islice(rest, _WINDOW)):
+        worth = [(tick - page.last_use) * page.nbytes for page in window]
         for place in sorted(range(len(window)), key=worth.__getitem__, reverse=True):
             yield window[place]

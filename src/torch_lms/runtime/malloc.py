@@ -19,6 +19,10 @@ _FREE_SHARE = 0.4
 """Of the limit: free memory that may stay in the heaps. With less, the same peak is reached at a higher limit, but more
 memory is faulted in anew than is moved less."""
 
+_FREE_BYTES = 32 << 20
+"""So much may stay in any case: under a small limit, looks at the heap would take longer than what is done in between.
+"""
+
 _LOOKS = 4
 """While as much is made as may stay free."""
 
@@ -41,7 +45,8 @@ _glibc = _libc()
 
 
 class Heap:
-    """Keeps what was freed, but stays with the process, within a share of the limit, and while memory is not scarce.
+    """Keeps what was freed, but stays with the process, within a share of the limit (or a few MiB), and while memory is
+    not scarce.
 
     To give all of it back at once, and always, would have each operation fault its memory in anew.
     """
@@ -56,7 +61,7 @@ class Heap:
     @staticmethod
     def most_unseen(limit: int) -> int:
         """So many bytes may be allocated under ``limit`` until it has to be told."""
-        return int(limit * _FREE_SHARE / _LOOKS)
+        return _most_free(limit) // _LOOKS
 
     def grows(self, nbytes: int, held_bytes: int, limit: int) -> None:
         """``nbytes`` are about to be allocated, while pages occupy ``held_bytes`` of ``limit``."""
@@ -71,11 +76,17 @@ class Heap:
 
     def _is_too_much(self, beyond_bytes: int, limit: int) -> bool:
         """Whether the process had better not hold ``beyond_bytes`` more than the limit, until the next look."""
-        if beyond_bytes > limit * _FREE_SHARE:
+        most_free = _most_free(limit)
+        if beyond_bytes > most_free:
             return True
         if beyond_bytes > 0 and self._spent_bytes * _LOOKS >= self._spare_bytes:  # to ask takes a millisecond
             self._spare_bytes, self._spent_bytes = auto_limit(_CPU).nbytes, 0
-        return beyond_bytes > 0 and self._spare_bytes * _LOOKS < limit * _FREE_SHARE
+        return beyond_bytes > 0 and self._spare_bytes * _LOOKS < most_free
+
+
+def _most_free(limit: int) -> int:
+    """Bytes that may stay in the heaps under ``limit``."""
+    return max(_FREE_BYTES, int(limit * _FREE_SHARE))
 
 
 def give_back_early() -> None:

@@ -48,6 +48,12 @@ class NativeCpuExecutor(CpuExecutor):
             disk.close()
             raise StoreError(f"no threads for the disk: {error}") from error
 
+    @property
+    def overlap_penalty(self) -> float:
+        """What copies took of a core, as measured: where operations use every core, they wait for that one."""
+        worked_s, lasted_s = self.spill.effort()
+        return super().overlap_penalty * (min(1.0, worked_s / lasted_s) if lasted_s else 1.0)
+
     def start_evict(self, entry: Entry, tier: Tier, last_use: int = sys.maxsize) -> None:
         self.watch_heap()
         storage = entry()

@@ -197,7 +197,7 @@ class Session(PageOwner):
                 self._table.count_dead()
                 entry = self._table.add_young(storage)
             else:
-                if not self.fast_path.take_over():
+                if not self.fast_path.take_over() and not is_new:  # else its operation has just brought them up to date
                     self._table.reap()
                 entry = self._table.add(storage, is_owned, is_found=not is_new)
             if place is not None and not entry.engine.pager.book[entry.page].unpageable:

@@ -22,6 +22,7 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <deque>
 #include <functional>
 #include <map>
@@ -204,6 +205,12 @@ struct Copied {
   double ended_s;
   int64_t nbytes;
   PageId page;
+};
+
+// Seconds of a processor that copies beside the program took, and how long they lasted: each direction by itself.
+struct Effort {
+  double worked_s = 0;
+  double lasted_s = 0;
 };
 
 // What tests do to all copies of this process.
@@ -401,6 +408,11 @@ class Spill {
     return std::exchange(copied_, {});
   }
 
+  Effort effort() {
+    std::lock_guard<std::mutex> held(lock_);
+    return effort_;
+  }
+
   // Seconds in which somebody waited, since this was last asked.
   double take_stalled_s() {
     std::lock_guard<std::mutex> held(lock_);
@@ -466,6 +478,7 @@ class Spill {
     std::deque<Chunk> queue;
     int64_t queued_bytes = 0;
     int busy = 0;  // threads
+    double since_s = 0;  // when the first of them began
     std::condition_variable has_work;
 
     bool has_work_for_another() const {
@@ -493,6 +506,13 @@ class Spill {
     Batch batch = {};
   };
 
+  // Of the calling thread, so far.
+  static double processor_s() {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  }
+
   static void* serve(void* given) {
     auto& worker = *static_cast<Worker*>(given);
     worker.spill->serve(worker);
@@ -507,10 +527,16 @@ class Spill {
       if (lane.queue.empty()) {
         return;
       }
-      ++lane.busy;
+      const double before_s = processor_s();
+      if (lane.busy++ == 0) {
+        lane.since_s = now_s();
+      }
       next(lane, worker.batch);
       perform(held, worker.batch, worker.bounce);
-      --lane.busy;
+      effort_.worked_s += processor_s() - before_s;
+      if (--lane.busy == 0) {
+        effort_.lasted_s += now_s() - lane.since_s;
+      }
     }
   }
 
@@ -685,6 +711,7 @@ class Spill {
   std::vector<Copied> copied_;
   std::vector<Held> let_go_;
   double stalled_s_ = 0;
+  Effort effort_;
   bool is_helping_ = false;
   Batch helped_;
   Bounce helper_;
