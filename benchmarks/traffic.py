@@ -131,23 +131,25 @@ class Traffic:
     Attributes:
         stats: of all.
         limit: bytes.
-        trace: of the last step.
+        trace: of the last step; None if it followed no plan.
         floor: the least bytes that such a step can evict; 0 if it followed no plan.
     """
 
     stats: Stats
     limit: int
-    trace: Trace
+    trace: Trace | None
     floor: float
 
     @property
     def working_set_bytes(self) -> int:
         """Of the largest operation."""
+        assert self.trace is not None
         return self.trace.working_set_bytes
 
     @property
     def optimum(self) -> float:
         """The floor for whole pages. It takes long for long steps."""
+        assert self.trace is not None
         return optimum_bytes(self.trace, self.limit)
 
     @property
@@ -168,9 +170,10 @@ def measure(
         for _ in range(STEPS):
             step()
         lms.validate()
-        stats = lms.stats(floor=policy == "planned")
-        trace = lms.trace()
-        return Traffic(stats, limit, trace, floor_bytes(trace, limit) if policy == "planned" else 0.0)
+        is_planned = policy == "planned"
+        stats = lms.stats(floor=is_planned)
+        trace = lms.trace() if is_planned else None
+        return Traffic(stats, limit, trace, floor_bytes(trace, limit) if trace is not None else 0.0)
 
 
 def print_recomputed() -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from bits import same_bits
 from nets import UNet3d, encoder
+from optimizers import OPTIMIZERS, SIDE, layers
 from torch import nn
-from traffic import ADAM, MIN_SIZE, NETS, SGD, STEPS, WARM_UP, demand_of, measure, one_thread, training
+from traffic import ADAM, MIN_SIZE, NETS, SGD, STEPS, WARM_UP, demand_of, fixed_speeds, measure, one_thread, training
 
 import torch_lms
 from torch_lms.engine import engine
@@ -34,6 +35,23 @@ def test_what_leaves_is_near_the_floor(net: str, share: int) -> None:
     assert traffic.ratio <= 1.1
     assert stats.traffic_ratio == pytest.approx(traffic.ratio, rel=0.01)
     assert stats.peak_resident_bytes <= limit + traffic.working_set_bytes
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_an_optimizers_state_is_swept_once(optimizer: str) -> None:
+    make = partial(training, layers, (8, SIDE), OPTIMIZERS[optimizer])
+    with one_thread(), fixed_speeds():
+        traffic = measure(make, demand_of(make) // 2)
+    assert traffic.stats.planned_steps == STEPS
+    assert traffic.ratio <= 1.05
+
+
+def test_steps_without_a_plan_are_measured_beside_planned_ones() -> None:
+    make = NETS["the demo's U-Net, 32^3"]
+    with one_thread():
+        traffic = measure(make, demand_of(make) // 2, "reactive")
+    assert traffic.stats.evicted_bytes > 0
+    assert (traffic.trace, traffic.floor) == (None, 0)
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -1,6 +1,6 @@
 """Which gaps to use, so that the limit holds: those that move least, or that take least time to recompute.
 
-The constants below set how the search by chance goes on, and for how long. How they were chosen is not recorded. How
+The constants below set how the search by chance goes on, and for how long. How most were chosen is not recorded. How
 good the result is, docs/planning.md says ("How good plans are"), and tests/pure/test_planner_evictions.py asserts it.
 """
 
@@ -16,16 +16,16 @@ from torch_lms.trace import Trace
 _MIN_ROUNDS = 40
 _ROUNDS_FOR_A_GAP = 5
 _GAPS_IN_ALL = 50_000
-"""Rounds times gaps, at most. A round takes longer the more gaps there are, so small steps can afford more rounds. Those
-of a few gaps need no more."""
+"""Rounds times gaps, at most. A round takes longer the more gaps there are, so small steps can afford more rounds.
+Those of a few gaps need no more."""
 
 _SHARES = (0.02, 0.05, 0.1, 0.2)
 """How much of the choice a round may undo; one of these, by chance."""
 
 _SPREAD = 1.0
-"""Of the logarithms of a round's weights. Where few large pages decide, narrow weights choose the same ones again: for SGD
-with momentum over twelve layers at half the demand (98 gaps), eight searches with this spread found the optimum within 77
-to 551 rounds. With weights from 0.6 to 1.4, one of eight found it within 1,500."""
+"""Of the logarithms of a round's weights. Where few large pages decide, narrow weights choose the same ones again. For
+SGD with momentum over twelve layers at half the demand (98 gaps), eight searches with this spread found the optimum
+within 77 to 551 rounds. With weights from 0.6 to 1.4, one of eight found it within 1,500."""
 
 _THRIFTS = (0.5, 1.0, 2.0)
 """The thrifts of a round (see ``_Choice.fill``); one of these, by chance."""
