@@ -45,8 +45,8 @@ _glibc = _libc()
 
 
 class Heap:
-    """Keeps what was freed, but stays with the process, within a share of the limit (or a few MiB), and while memory is
-    not scarce.
+    """Keeps what was freed, but stays with the process, within a share of the limit (or 32 MiB), and while memory
+    is not scarce.
 
     To give all of it back at once, and always, would have each operation fault its memory in anew.
     """

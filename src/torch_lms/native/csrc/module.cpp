@@ -756,10 +756,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("made", &Spill::made)
       .def("take_copied", &take_copied)
       .def("take_stalled_s", &Spill::take_stalled_s)
-      .def("effort", [](Spill& spill) {
-        const Effort effort = spill.effort();
-        return std::pair{effort.worked_s, effort.lasted_s};
-      })
+      .def("effort", &Spill::effort)
       .def("close", [](Spill& spill) { waiting(spill, [&] { spill.close(); }); })
       .def("abandon", [](std::shared_ptr<Spill> spill) {  // its threads stayed with the parent: it is never destroyed
         new std::shared_ptr<Spill>(std::move(spill));

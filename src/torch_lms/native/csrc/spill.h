@@ -207,12 +207,6 @@ struct Copied {
   PageId page;
 };
 
-// Seconds of a processor that copies beside the program took, and how long they lasted: each direction by itself.
-struct Effort {
-  double worked_s = 0;
-  double lasted_s = 0;
-};
-
 // What tests do to all copies of this process.
 class Tampering {
  public:
@@ -408,9 +402,10 @@ class Spill {
     return std::exchange(copied_, {});
   }
 
-  Effort effort() {
+  // Seconds of a processor that copies beside the program took, and how long they lasted: each direction by itself.
+  std::pair<double, double> effort() {
     std::lock_guard<std::mutex> held(lock_);
-    return effort_;
+    return {worked_s_, lasted_s_};
   }
 
   // Seconds in which somebody waited, since this was last asked.
@@ -533,9 +528,9 @@ class Spill {
       }
       next(lane, worker.batch);
       perform(held, worker.batch, worker.bounce);
-      effort_.worked_s += processor_s() - before_s;
+      worked_s_ += processor_s() - before_s;
       if (--lane.busy == 0) {
-        effort_.lasted_s += now_s() - lane.since_s;
+        lasted_s_ += now_s() - lane.since_s;
       }
     }
   }
@@ -711,7 +706,8 @@ class Spill {
   std::vector<Copied> copied_;
   std::vector<Held> let_go_;
   double stalled_s_ = 0;
-  Effort effort_;
+  double worked_s_ = 0;
+  double lasted_s_ = 0;
   bool is_helping_ = false;
   Batch helped_;
   Bounce helper_;
