@@ -92,7 +92,7 @@ def way(
             os.environ["TORCH_LMS_PLANNING"] = "at-once"  # what counts are the steps once there is a plan
             settings: dict[str, Any] = {"host_limit": host_limit, "policy": name, "device": device}
             lms = stack.enter_context(torch_lms.session(limit, **settings))
-            tell = lambda: lms._session.stats().as_dict()  # noqa: E731
+            tell = partial(_told, lms)
         elif name == "hooks to disk":
             hooks = DiskHooks()
             around = torch.autograd.graph.saved_tensors_hooks(hooks.pack, hooks.unpack)
@@ -101,6 +101,11 @@ def way(
             around = torch.autograd.graph.save_on_cpu(pin_memory=True)
         stack.enter_context(around)
         yield tell
+
+
+def _told(lms: Any) -> dict[str, Any]:
+    reading = lms.reading()
+    return {**lms.stats().as_dict(), "plan_step_s": reading and reading.plan_step_s}
 
 
 def work(model: Model, name: str, limit: int, device: str) -> None:

@@ -32,6 +32,7 @@ class Model:
         power: what the amount is raised to, to be proportional to the memory.
         step: amounts are multiples of it.
         blocks: the modules that checkpointing runs again.
+        is_deterministic: whether a GPU has deterministic algorithms for all that it does.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Model:
     optimizer: Callable[..., torch.optim.Optimizer] = _sgd
     power: int = 1
     step: int = 1
+    is_deterministic: bool = False
 
     def units(self, amount: int) -> float:
         """What the memory is proportional to."""
@@ -69,7 +71,8 @@ def _tokens(words: int, length: int, amount: int, device: torch.device) -> Tenso
 
 def _resnet50(side: int, first: int) -> Model:
     title = f"ResNet-50, {side}^2"
-    return Model("resnet50", title, "batch", first, partial(resnet, 50), partial(_pictures, side), Residual)
+    make, inputs = partial(resnet, 50), partial(_pictures, side)
+    return Model("resnet50", title, "batch", first, make, inputs, Residual, is_deterministic=True)
 
 
 def _unet3d(width: int, first: int, step: int) -> Model:
@@ -88,7 +91,7 @@ def _gpt(layers: int, width: int, words: int, length: int, first: int) -> Model:
     title = f"decoder, {layers} layers of {width}, {length} tokens"
     make = partial(Decoder, layers, width, width // 64, words, length)
     inputs = partial(_tokens, words, length)
-    return Model("gpt", title, "batch", first, make, inputs, DecoderBlock, _next_word, _adamw)
+    return Model("gpt", title, "batch", first, make, inputs, DecoderBlock, _next_word, _adamw, is_deterministic=True)
 
 
 MODELS = {

@@ -2,13 +2,14 @@
 
 import gc
 import json
+import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from peers import OURS, checkpointed, way
+from peers import checkpointed, way
 from small_card_models import MODELS, TINY, Model
 
 from torch_lms.errors import DeviceFullError, LmsError
@@ -19,7 +20,7 @@ FITS = "fits"
 """The way that is no more than stock PyTorch, to see whether it fits."""
 
 WARM_UP = 4
-"""Steps that do not count: of the first two a plan is made."""
+"""Steps that do not count: two without a plan, one that follows the first plan, and one that follows the better."""
 
 STEPS = 3
 FITTING = 2
@@ -46,9 +47,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Ran:
-    """What was seen of one amount. Peaks are of the counted steps; ``ledger_bytes`` is what LMS knew of.
+    """What was seen of one amount, in the counted steps. What moved and what was waited for is of one step.
 
-    ``peak_bytes`` and ``reserved_bytes`` are the whole process's, as the allocator counts them.
+    Attributes:
+        peak_bytes, reserved_bytes: of the whole process, as the allocator counts them.
+        ledger_bytes: what LMS knew of.
+        plan_ops_s: after each step before these, the seconds of all operations that the plan followed last counts with.
+        waited_s: seconds in which the program's stream waited for copies.
+        retries: after each step, those before these among them, how often the allocator has emptied its cache so far,
+            to find memory.
     """
 
     amount: int
@@ -61,7 +68,9 @@ class Ran:
     limit_bytes: int = 0
     moved_bytes: float = 0.0
     recomputed_bytes: float = 0.0
-    hidden: float | None = None
+    plan_ops_s: list[float | None] = field(default_factory=list)
+    waited_s: float = 0.0
+    retries: list[int] = field(default_factory=list)
     recoveries: int = 0
 
 
@@ -69,11 +78,12 @@ def work(asked: Asked) -> None:
     """Run what was asked, with a line of JSON for each amount, until one fails."""
     device = torch.device(asked.device, 0)
     torch.accelerator.set_device_index(0)
-    torch.use_deterministic_algorithms(True, warn_only=True)  # losses are compared, and attention's gradient may differ
     torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.deterministic = True
     module = torch.get_device_module(device)
     model = (TINY if asked.is_tiny else MODELS)[asked.model]
+    torch.use_deterministic_algorithms(True, warn_only=not model.is_deterministic)  # losses are compared
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which that asks for
     if asked.card_bytes:
         whole = module.mem_get_info(device)[1]
         if asked.card_bytes > whole:
@@ -123,7 +133,11 @@ def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran
         around = way(asked.way, TINY_LIMIT if asked.is_tiny else "auto", str(device), host_limit)
     with around as tell:
         is_fitting = asked.way == FITS
-        losses = [step() for _ in range(FITTING if is_fitting else WARM_UP)]
+        losses, plan_ops_s, retries = [], [], []
+        for _ in range(FITTING if is_fitting else WARM_UP):
+            losses.append(step())
+            plan_ops_s.append(tell().get("plan_step_s"))
+            retries.append(_retries(module, device))
         module.synchronize(device)
         before = tell()
         if not is_fitting:
@@ -134,6 +148,7 @@ def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran
             losses.append(step())
             module.synchronize(device)
             seconds.append(time.perf_counter() - began_s)
+            retries.append(_retries(module, device))
         peaks = module.max_memory_allocated(device), module.max_memory_reserved(device)
         after = tell()
 
@@ -150,6 +165,13 @@ def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran
         limit_bytes=after.get("limit_bytes", 0) or 0,
         moved_bytes=by_step("evicted_bytes"),
         recomputed_bytes=by_step("recomputed_bytes"),
-        hidden=after.get("hidden_fraction") if asked.way in OURS else None,
+        plan_ops_s=plan_ops_s,
+        waited_s=by_step("stall_s"),
+        retries=retries,
         recoveries=after.get("recoveries", 0),
     )
+
+
+def _retries(module: Any, device: torch.device) -> int:
+    stats: dict[str, int] = getattr(module, "memory_stats", lambda _: {})(device)
+    return stats.get("num_alloc_retries", 0)

@@ -47,6 +47,18 @@ def test_the_next_run_makes_none(tmp_path: Path) -> None:
     assert again.known == {9: 0}
 
 
+def test_a_first_plan_is_not_kept_and_the_next_run_has_the_better_one_at_once(tmp_path: Path) -> None:
+    quick, maker, limit = Counted(), Counted(), limit_of(TRACE)
+    first = KeptPlans(maker, tmp_path, quick)
+    first(TRACE, limit, {}, SPEEDS)
+    assert (quick.made, maker.made) == (1, 0)
+    assert not list(tmp_path.iterdir())
+    better = KeptPlans(maker, tmp_path)(TRACE, limit, {}, SPEEDS)
+    assert (quick.made, maker.made) == (1, 1)
+    assert first(TRACE, limit, {}, SPEEDS) == better
+    assert (quick.made, maker.made) == (1, 1)
+
+
 def test_other_steps_limits_and_makers_have_plans_of_their_own(tmp_path: Path) -> None:
     maker, limit = Counted(), limit_of(TRACE)
     plans = KeptPlans(maker, tmp_path)

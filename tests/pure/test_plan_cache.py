@@ -20,7 +20,7 @@ class Later:
 
     spares_program = True
     keeps_plans = False
-    has_quick_way = False
+    improves = False
 
     def __init__(self) -> None:
         self.orders: list[PlanOrder] = []
@@ -150,7 +150,7 @@ def followed(cache: PlanCache) -> PlanCursor:
 
 @pytest.fixture
 def is_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Later, "has_quick_way", True)
+    monkeypatch.setattr(Later, "improves", True)
 
 
 @pytest.mark.usefixtures("is_hasty")
@@ -161,13 +161,13 @@ def test_a_quick_plan_comes_first_and_a_better_one_for_the_times_of_a_step_that_
         assert not later.orders
         cache.end_step(ended(0.16 * PLANNING_S))  # a third of what planning costs is lost
     (order,) = later.orders
-    assert order.is_quick
+    assert order.is_first
     later.finish()
     for _ in range(2):
         assert not later.orders
         cache.end_step(ended(0.6 * PLANNING_S, followed(cache), op_s=0.25))
     (order,) = later.orders
-    assert not order.is_quick
+    assert not order.is_first
     assert order.trace.seconds == OPS * 0.25
     later.finish()
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_a_plan_that_was_given_up_is_not_followed_by_a_quick_one(cache: PlanCach
     assert cache.begin_step(living(1, 2, 3), LIMIT)
     assert cache.begin_step(living(1, 2, 3), LIMIT // 2) == []
     cache.end_step(ended(1.0))
-    assert [order.is_quick for order in later.orders] == [False]
+    assert [order.is_first for order in later.orders] == [False]
 
 
 def test_a_plan_that_had_to_be_given_up_must_pay_twice(cache: PlanCache, later: Later) -> None:

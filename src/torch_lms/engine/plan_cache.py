@@ -30,8 +30,9 @@ _UNPLANNED_OP_S = 1e-4
 """What an operation of a step without a plan takes the host more than one of a step with a plan: seconds. 86 to 134
 microseconds were measured without one, by both interposers; with one 1.4 by the native, 46 by the Python mode."""
 
-_QUICK_SHARE = 0.3
-"""What a quick plan costs of what planning takes: 0.2 and 0.4 were measured, for 11,593 and 436 operations."""
+_FIRST_SHARE = 0.3
+"""What a first plan, which is made quickly, costs of what planning takes: 0.2 and 0.4 were measured, for 11,593 and 436
+operations."""
 
 _log = logging.getLogger("torch_lms")
 
@@ -92,12 +93,12 @@ class Kind:
         steps: how many followed it.
         evicted_bytes: in these steps.
         floor_bytes: the least that any plan evicts in one; None until somebody asks for it.
-        is_quick: whether a better plan is to take its place.
+        is_first: whether a better plan is to take its place.
     """
 
     signature: int
     plan: Plan
-    is_quick: bool = False
+    is_first: bool = False
     steps: int = 0
     evicted_bytes: int = 0
     floor_bytes: float | None = None
@@ -105,12 +106,12 @@ class Kind:
 
 @dataclass(slots=True)
 class _Seen:
-    """A kind of steps for which there was no plan, or a quick one.
+    """A kind of steps for which there was no plan, or a first one.
 
     Attributes:
         steps: how many came without one.
         lost_s: by all of them, since a plan was last made for them.
-        plans: made for them so far, but for quick ones.
+        plans: made for them so far, but for first ones.
     """
 
     steps: int = 0
@@ -169,8 +170,7 @@ class PlanCache:
     def end_step(self, step: EndedStep) -> None:
         """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs.
 
-        The first is a quick one, where the planner can make some. A better one follows, for the times of a step that
-        followed that: without a plan the host is slower, and operations seem to take as long.
+        Where the planner improves plans, a better one follows, for the times of a step that followed the first.
         """
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
@@ -179,8 +179,8 @@ class PlanCache:
                 kind.evicted_bytes += step.evicted_bytes
                 self.kinds.remove(kind)
                 self.kinds.insert(0, kind)
-                if kind.is_quick:
-                    self._order_if_it_pays(self._count(kind.signature, step), kind.signature, step, is_quick=False)
+                if kind.is_first:
+                    self._order_if_it_pays(self._count(kind.signature, step), kind.signature, step, is_first=False)
                 return
         if self.kinds:
             self.diverged_steps += 1
@@ -188,7 +188,7 @@ class PlanCache:
         seen = self._count(signature, step)
         seen.steps += 1
         if seen.steps > 1:
-            self._order_if_it_pays(seen, signature, step, self._planner.has_quick_way and not seen.plans)
+            self._order_if_it_pays(seen, signature, step, self._planner.improves and not seen.plans)
         elif not self._has_failed:
             self._planner.get_ready()
 
@@ -201,21 +201,21 @@ class PlanCache:
         seen.lost_s += step.lost_s
         return seen
 
-    def _order_if_it_pays(self, seen: _Seen, signature: int, step: EndedStep, is_quick: bool) -> None:
-        if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_quick):
+    def _order_if_it_pays(self, seen: _Seen, signature: int, step: EndedStep, is_first: bool) -> None:
+        if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_first):
             return
         self._ordered.add(signature)
         trace = step.record.trace(self._seconds)
-        self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds, is_quick))
+        self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds, is_first))
 
-    def _pays(self, seen: _Seen, ops: int, is_quick: bool) -> bool:
+    def _pays(self, seen: _Seen, ops: int, is_first: bool) -> bool:
         """Whether steps of a kind have lost, without a plan, what making one costs. A kind that came so often is
         expected to come as often again. For one whose plan had to be given up, twice as much counts each time.
         """
         if self._planner.keeps_plans or not self._planner.spares_program:
             return True  # tests and measurements have plans at once
         op_s = self._planned_ops_s / self._planned_ops if self._planned_ops else _PLANNING_OP_S
-        cost_s = ops * op_s * (_QUICK_SHARE if is_quick else 1.0)
+        cost_s = ops * op_s * (_FIRST_SHARE if is_first else 1.0)
         return bool(seen.lost_s >= cost_s * 2**seen.plans)
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -228,18 +228,18 @@ class PlanCache:
         if made.plan is None:
             self._tell_of_failure(made.failure)
             return
-        is_quick = made.order.is_quick
-        if not is_quick:
+        is_first = made.order.is_first
+        if not is_first:
             self._planned_ops += len(made.order.trace.ops)
             self._planned_ops_s += made.cpu_s
         self.spans = [*self.spans, Span(Lane.PLANNING, "plan", made.start_s, made.end_s)][-_MAX_PLANS:]
         if self.kinds:
             self.replans += 1
         seen = self._seen.setdefault(signature, _Seen())
-        seen.plans += not is_quick
+        seen.plans += not is_first
         seen.lost_s = 0.0
         others = [kind for kind in self.kinds if kind.signature != signature]
-        self._follow([Kind(signature, made.plan, is_quick), *others][:_MAX_PLANS])
+        self._follow([Kind(signature, made.plan, is_first), *others][:_MAX_PLANS])
 
     def _follow(self, kinds: list[Kind]) -> None:
         """Follow these from now on."""

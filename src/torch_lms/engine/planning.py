@@ -43,7 +43,7 @@ class PlanOrder(NamedTuple):
         ids: numbers of the pages that were alive at its end, by their id. Those that die until the plan is there are
             never asked for again, since ids are used once.
         speeds: of the link.
-        is_quick: whether a plan that is there soon will do for now.
+        is_first: whether ``trace`` is of a step without a plan, and a better plan is wanted once one has followed this.
     """
 
     signature: int
@@ -51,7 +51,7 @@ class PlanOrder(NamedTuple):
     limit: int
     ids: Mapping[PageId, int]
     speeds: Speeds
-    is_quick: bool = False
+    is_first: bool = False
 
 
 class MadePlan(NamedTuple):
@@ -80,7 +80,8 @@ class Planner(Protocol):
         has_made: whether ``take`` would give something.
         spares_program: whether the program goes on meanwhile.
         keeps_plans: whether what is made costs nothing in the next run.
-        has_quick_way: whether some plans can be made sooner.
+        improves: whether plans depend on the times of operations. A step without a plan does not tell them well: the
+            host is slower there, and operations seem to take as long. So a first plan is followed by a better one.
     """
 
     @property
@@ -93,7 +94,7 @@ class Planner(Protocol):
     def keeps_plans(self) -> bool: ...
 
     @property
-    def has_quick_way(self) -> bool: ...
+    def improves(self) -> bool: ...
 
     def get_ready(self) -> None:
         """Something will be ordered soon."""
@@ -116,14 +117,16 @@ class PlansAtOnce:
 
     Args:
         make_plan: makes a plan.
+        make_first: makes the first; None if plans do not depend on the times of operations.
     """
 
     spares_program = False
     keeps_plans = False
-    has_quick_way = False
 
-    def __init__(self, make_plan: MakePlan) -> None:
+    def __init__(self, make_plan: MakePlan, make_first: MakePlan | None = None) -> None:
+        self.improves = make_first is not None
         self._make_plan = make_plan
+        self._make_first = make_first or make_plan
         self._made: list[MadePlan] = []
 
     @property
@@ -137,7 +140,8 @@ class PlansAtOnce:
     def order(self, order: PlanOrder) -> None:
         """See ``Planner``. What making it raises is raised here."""
         start_s, started_cpu_s = time.perf_counter(), time.process_time()
-        plan = self._make_plan(order.trace, order.limit, order.ids, order.speeds)
+        make_plan = self._make_first if order.is_first else self._make_plan
+        plan = make_plan(order.trace, order.limit, order.ids, order.speeds)
         cpu_s = time.process_time() - started_cpu_s
         self._made.append(MadePlan(order, plan, cpu_s, start_s, time.perf_counter()))
 

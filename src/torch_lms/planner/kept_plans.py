@@ -33,16 +33,24 @@ class KeptPlans:
 
     A file is named by the kind of step, in any process the same: operations, and sizes of pages. A plan that was made
     for a limit that is higher, or much lower, is not taken. A file that cannot be read or written only costs a plan.
+
+    Attributes:
+        make_plan: makes plans that are kept.
+        directory: where.
+        make_first: makes a plan where none is kept, which is not kept: a better one follows. None: ``make_plan`` does.
     """
 
     make_plan: MakePlan
     directory: Path
+    make_first: MakePlan | None = None
 
     def __call__(self, trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speeds) -> Plan:
         may_recompute = any(op.is_repeatable for op in trace.ops)
         path = self.directory / f"{kind_of(trace, {'recompute': may_recompute})}.json"
         maker = _name_of(self.make_plan)
         plan = _read(path, trace, limit, ids, maker)
+        if plan is None and self.make_first is not None:
+            return self.make_first(trace, limit, ids, speeds)
         if plan is None:
             plan = self.make_plan(trace, limit, ids, speeds)
             replace_file(path, json.dumps(_as_json(plan, maker)))

@@ -35,13 +35,16 @@ def new_planner(make_plan: MakePlan) -> Planner:
     """One beside the program; where ``TORCH_LMS_PLANNING`` is "at-once", one that the program waits for. Plans are kept
     in the directory ``TORCH_LMS_PLANS``, if that is set.
     """
-    make_quickly = QUICK.get(make_plan)
+    is_awaited = os.environ.get("TORCH_LMS_PLANNING") == "at-once"
+    make_first = QUICK.get(make_plan)
+    if make_first is not None and is_awaited:
+        make_first = make_plan
     directory = kept_in()
     if directory is not None:
-        make_plan, make_quickly = KeptPlans(make_plan, directory), None
-    if os.environ.get("TORCH_LMS_PLANNING") == "at-once":
-        return PlansAtOnce(make_plan)
-    return PlansBeside(make_plan, make_quickly)
+        if make_first is not None:
+            make_first = KeptPlans(make_plan, directory, make_first)
+        make_plan = KeptPlans(make_plan, directory)
+    return (PlansAtOnce if is_awaited else PlansBeside)(make_plan, make_first)
 
 
 class PlansBeside:
@@ -52,16 +55,16 @@ class PlansBeside:
 
     Args:
         make_plan: makes a plan, in the process: it is pickled.
-        make_quickly: the same, sooner; None if there is no such way.
+        make_first: the same, of first plans; None if plans do not depend on the times of operations.
     """
 
     spares_program = True
 
-    def __init__(self, make_plan: MakePlan, make_quickly: MakePlan | None = None) -> None:
+    def __init__(self, make_plan: MakePlan, make_first: MakePlan | None = None) -> None:
         self.keeps_plans = isinstance(make_plan, KeptPlans)
-        self.has_quick_way = make_quickly is not None
+        self.improves = make_first is not None
         self._make_plan = make_plan
-        self._make_quickly = make_quickly or make_plan
+        self._make_first = make_first or make_plan
         self._orders: SimpleQueue[PlanOrder | None] = SimpleQueue()
         self._made: deque[MadePlan] = deque()
         self._awaited = 0
@@ -124,7 +127,7 @@ class PlansBeside:
             answer = Answer(0.0, failure)
             if not failure:
                 try:
-                    answer = _ask(process, self._make_quickly if order.is_quick else self._make_plan, order)
+                    answer = _ask(process, self._make_first if order.is_first else self._make_plan, order)
                 except (OSError, EOFError, pickle.PickleError) as error:
                     failure = f"its process ended ({process.poll()}): {error!r}"
                     answer = Answer(0.0, failure)

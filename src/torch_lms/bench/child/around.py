@@ -39,6 +39,10 @@ class Nothing:
         return True
 
 
+_SETTLED = 2
+"""Steps that followed a plan: the first follows one that knows only the times of a step without."""
+
+
 class OurSession:
     """LMS is on."""
 
@@ -69,7 +73,7 @@ class OurSession:
 
     def has_settled(self) -> bool:
         stats = self._lms.stats()
-        return not self._is_planned or stats.planned_steps > 0 or not stats.evicted_bytes
+        return not self._is_planned or stats.planned_steps >= _SETTLED or not stats.evicted_bytes
 
     def count_anew(self) -> None:
         """See ``torch_lms.reset_stats``."""
