@@ -3,9 +3,9 @@
 from math import inf
 
 import pytest
-from made_traces import random_training, repeatable
+from made_traces import Op, random_training, repeatable, traced
 
-from torch_lms.planner import Rules, Speeds, Walker, choose
+from torch_lms.planner import Rules, Speeds, Walker, choose, make_plan
 from torch_lms.planner.headroom import Headroom
 from torch_lms.planner.plan import plan_for
 from torch_lms.planner.rehearsal import Rehearsed, Stage
@@ -63,3 +63,26 @@ def test_it_is_given_up_once_it_takes_too_long() -> None:
     assert whole is not None
     assert stage.rehearse(plan, whole.seconds * 1.001) == whole
     assert stage.rehearse(plan, whole.seconds * 0.5) is None
+
+
+def test_what_repeating_costs_is_counted_and_half_of_it_for_what_is_only_recorded() -> None:
+    made = traced([Op([0], [1]), Op([0], [2]), Op([4], [3]), Op([4], [5]), Op([3, 5]), Op([2])], constants=(0, 4))
+    unneeded = made.pages[1]._replace(dead=5)
+    trace, limit = Trace((made.pages[0], unneeded, *made.pages[2:]), made.ops), 40
+    free = Speeds(1e12, 1e12)
+    found = Walker(trace, limit, free).recomputations.items()
+    dropped = [(gap, recomputation) for gap, recomputation in found if (gap.page, gap.before) in {(1, -1), (2, 5)}]
+    assert len(dropped) == 2
+    plan = plan_for(trace, limit, Choice([], dropped), {}, free, Headroom(trace, limit))
+    without, counted = (Stage(trace, limit, one).rehearse(plan, inf) for one in (free, free._replace(repeat_s=0.5)))
+    assert without is not None
+    assert counted is not None
+    assert counted.seconds - without.seconds == pytest.approx(0.5 * 1 + 0.5 * 2)
+
+
+def test_what_costs_more_to_repeat_than_to_move_is_moved() -> None:
+    trace = repeatable(random_training(1))
+    limit = demand_curve(trace).demand_bytes // 3
+    slow = Speeds(3.0, 3.0)
+    assert make_plan(trace, limit, {}, slow).recomputations
+    assert not make_plan(trace, limit, {}, slow._replace(repeat_s=1e6)).recomputations

@@ -8,12 +8,11 @@ from operator import or_
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from torch_lms.capture.placeholder import is_placeholder
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.capture.schema import OpInfo
-from torch_lms.capture.tensors import is_bare, set_view, untyped_storage
+from torch_lms.capture.tensors import is_bare, objects_among, set_view, untyped_storage, with_objects
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.residency import PageId
 
@@ -132,7 +131,7 @@ class Call:
 
     def made(self, result: Any, find: Find) -> None:
         """Note the pages in ``result``, which it returned."""
-        for position, value in enumerate(pytree.tree_leaves(result)):
+        for position, value in enumerate(objects_among((result,))):
             entry = find(untyped_storage(value)) if isinstance(value, torch.Tensor) else None
             if entry is not None and entry.page not in self.reads:
                 self.results.append((position, View.of(value, entry)))
@@ -140,7 +139,8 @@ class Call:
     @property
     def pages(self) -> list[Entry]:
         """The pages among its arguments."""
-        return [leaf.entry for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, View)]
+        given = objects_among((*self.args, *self.kwargs.values()))
+        return [found.entry for found in given if isinstance(found, View)]
 
     def repeat(self, storages: dict[PageId, torch.UntypedStorage]) -> None:
         """Repeat the call.
@@ -152,14 +152,14 @@ class Call:
             RuntimeError: the device's memory ran out, or it made something else than before.
         """
 
-        def given(leaf: Any) -> Any:
-            if isinstance(leaf, View):
-                return leaf.on(storages[leaf.entry.page])
-            return _kept(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        def given(kept: Any) -> Any:
+            if isinstance(kept, View):
+                return kept.on(storages[kept.entry.page])
+            return _kept(kept) if isinstance(kept, torch.Tensor) else kept
 
-        args, kwargs = pytree.tree_map(given, (self.args, self.kwargs))
+        args, kwargs = _with_objects(self.args, self.kwargs, given)
         with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_AUTOCAST), _set(self.settings):
-            results = pytree.tree_leaves(self.func(*args, **kwargs))
+            results = objects_among((self.func(*args, **kwargs),))
         for position, view in self.results:
             found = View.of(results[position], view.entry)
             if found.layout != view.layout:
@@ -184,7 +184,7 @@ def can_be_repeated(
     """
     if not (info.repeatable or (info.empty and is_filled)):
         return False
-    tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
+    tensors = [given for given in objects_among((*args, *kwargs.values())) if isinstance(given, torch.Tensor)]
     if not all(map(is_bare, tensors)):
         return False
     small = []
@@ -215,21 +215,29 @@ def capture_call(
     """
     reads: dict[PageId, int] = {}
 
-    def kept(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        entry = find(untyped_storage(leaf))
+    def kept(given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        entry = find(untyped_storage(given))
         if entry is None:
-            return _kept(leaf)
+            return _kept(given)
         reads[entry.page] = writes_of(entry.page)
-        return View.of(leaf, entry)
+        return View.of(given, entry)
 
     settings = tuple(ask() for ask, _ in _SETTINGS)
     with Undispatched(), torch.no_grad():
-        kept_args, kept_kwargs = pytree.tree_map(kept, (args, kwargs))
+        kept_args, kept_kwargs = _with_objects(args, kwargs, kept)
     written = [find(untyped_storage(tensor)) for tensor in info.written_args(args, kwargs)]
     writes = dict.fromkeys(entry.page for entry in written if entry is not None)  # each once, in order
     return Call(func, kept_args, kept_kwargs, reads, tuple(writes), settings)
+
+
+def _with_objects(
+    args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with ``change`` of each tensor, or what else is neither a number nor a setting, in its place."""
+    changed_kwargs = dict(zip(kwargs, with_objects(kwargs.values(), change), strict=True)) if kwargs else kwargs
+    return tuple(with_objects(args, change)), changed_kwargs
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

@@ -84,6 +84,28 @@ def plain_pages(
     return seen
 
 
+def objects_among(values: Any) -> list[Any]:
+    """What is neither a number nor a setting among ``values`` and in lists there: of arguments, tensors above all."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found.extend(objects_among(value))
+        elif type(value) not in _SCALARS:
+            found.append(value)
+    return found
+
+
+def with_objects(values: Any, change: Callable[[Any], Any]) -> list[Any]:
+    """``values``, and the lists there, with ``change`` of each of those in its place."""
+    changed: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            changed.append(with_objects(value, change))
+        else:
+            changed.append(value if type(value) in _SCALARS else change(value))
+    return changed
+
+
 def tensors_within(values: Any) -> list[Any]:
     """Tensors and storages at any depth of ``values``, parameters and buffers of modules there included."""
     leaves = pytree.tree_leaves(values)

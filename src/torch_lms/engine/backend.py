@@ -29,6 +29,10 @@ class Backend(Protocol):
         """Share of a transfer's time that the program loses though it does not wait for it."""
 
     @property
+    def repeat_s(self) -> float:
+        """Seconds that the program loses for each operation that is recorded and repeated."""
+
+    @property
     def disk_bytes_per_s(self) -> tuple[float, float]:
         """What a disk behind another tier reaches, written and read; 0 as long as that is not known."""
 

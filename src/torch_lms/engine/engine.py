@@ -476,7 +476,8 @@ class Engine:
         out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))
         write, read = (speed or inf for speed in self._backend.disk_bytes_per_s)
         host_bytes = self._backend.tiers.get(Tier.HOST, inf)
-        return Speeds(out, back, self._backend.overlap_penalty, host_bytes, write, read)
+        backend = self._backend
+        return Speeds(out, back, backend.overlap_penalty, host_bytes, write, read, backend.repeat_s)
 
     @property
     def trace(self) -> Trace | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from torch_lms.engine import Speeds
 from torch_lms.planner.gaps import Gap, gaps_of
-from torch_lms.planner.recomputation import Producers
+from torch_lms.planner.recomputation import Producers, repeat_s
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
@@ -34,7 +34,7 @@ class Absences:
         end: the operation that ends the absence; it may be one of the next step.
         d2h_s: seconds on the link to evict the page, unless it is clean.
         h2d_s: seconds on the link to fetch it; 0 if nobody needs it again.
-        recompute_s: seconds to recompute it; 0 if nobody needs it again, infinite if that is not possible.
+        recompute_s: seconds to recompute it (see ``seconds``); infinite if that is not possible.
     """
 
     def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
@@ -69,7 +69,8 @@ class Absences:
             recomputation = producers.recomputation(gap)
             if recomputation is not None and self._needed_by(recomputation) <= self._most_bytes:
                 self.recomputations[gap] = recomputation
-                self._seconds[recomputation.ops] = sum(self._trace.ops[op].seconds for op in recomputation.ops)
+                again_s = sum(self._trace.ops[op].seconds for op in recomputation.ops)
+                self._seconds[recomputation.ops] = again_s + repeat_s(recomputation, self._speeds)
 
     def _needed_by(self, recomputation: Recomputation) -> int:
         """Bytes of pages that are there at once, at the least, when that is done for the operation that needs it."""
@@ -79,8 +80,10 @@ class Absences:
         return recomputation.extra_bytes + sum(self._trace.pages[page].nbytes for page in there)
 
     def seconds(self, recomputation: Recomputation) -> float:
-        """How long ``recomputation`` takes; 0 if nobody will need the page."""
-        return self._seconds[recomputation.ops] if recomputation.before >= 0 else 0.0
+        """How long ``recomputation`` takes; if nobody will need the page, to be ready for it."""
+        if recomputation.before < 0:
+            return repeat_s(recomputation, self._speeds) / 2
+        return self._seconds[recomputation.ops]
 
     # -- rows --------------------------------------------------------------------------------------------------------
 

@@ -3,12 +3,18 @@
 from bisect import bisect_left, bisect_right
 from functools import cached_property
 
+from torch_lms.engine import Speeds
 from torch_lms.planner.gaps import Gap
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
 
 _MAX_OPS = 32
 """Operations of one recomputation, at most. No record says how 32 was chosen."""
+
+
+def repeat_s(recomputation: Recomputation, speeds: Speeds) -> float:
+    """Seconds that the program loses for it, beside what its operations take: half of it when they are recorded."""
+    return speeds.repeat_s * (1 + len(recomputation.ops))
 
 
 class Producers:

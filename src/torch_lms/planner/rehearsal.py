@@ -12,6 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from torch_lms.engine import Speeds
+from torch_lms.planner.recomputation import repeat_s
 from torch_lms.policy import Plan, Recomputation, inputs_first
 from torch_lms.trace import Trace
 
@@ -330,6 +331,7 @@ class _Rehearsal:
             if other not in self._state or not self._stage.can_leave[other] or self._pins[other]:
                 return False
         self._become(page, _DROPPED)
+        self._now_s += repeat_s(recomputation, self._stage.speeds) / 2
         self._held -= self._nbytes[page]
         self._dropped[page] = recomputation
         for other in recomputation.inputs:
@@ -372,6 +374,7 @@ class _Rehearsal:
             self._bring(unready[first], self._nbytes[first] + recomputation.extra_bytes)
             self._peak_bytes = max(self._peak_bytes, self._held + self._nbytes[first] + recomputation.extra_bytes)
             self._now_s += sum(self._stage.ops[op].seconds for op in recomputation.ops)
+            self._now_s += repeat_s(recomputation, self._stage.speeds) / 2
             self._undrop(first)
             self._become(first, _RESIDENT)
             self._held += self._nbytes[first]

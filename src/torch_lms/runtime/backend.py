@@ -147,6 +147,11 @@ class DeviceBackend:
         return self.executor.overlap_penalty
 
     @property
+    def repeat_s(self) -> float:
+        """See ``engine.Backend``."""
+        return self.executor.repeat_s
+
+    @property
     def disk_bytes_per_s(self) -> tuple[float, float]:
         """See ``engine.Backend``."""
         return self.executor.disk_bytes_per_s

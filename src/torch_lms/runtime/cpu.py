@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from torch_lms.capture.registry import Entry
+from torch_lms.engine import REPEAT_S
 from torch_lms.errors import StoreError
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock
@@ -44,6 +45,7 @@ class CpuExecutor(Executor):
     """
 
     has_streams = False
+    repeat_s = REPEAT_S
 
     def __init__(self, disk: DiskStore) -> None:
         super().__init__({Tier.DISK: disk.capacity}, Clock())

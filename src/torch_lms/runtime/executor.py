@@ -35,9 +35,11 @@ class Executor(ABC):
         clock: tells when the program's work is done.
         stall_s: seconds in which the host waited for copies, or the program's stream.
         has_streams: whether operations run on streams, so that ``use`` has something to order.
+        repeat_s: see ``engine.Backend``. A host that runs ahead of its device loses nothing.
     """
 
     has_streams = True
+    repeat_s = 0.0
 
     def __init__(self, tiers: dict[Tier, int], clock: Clock) -> None:
         self.tiers, self.clock = tiers, clock

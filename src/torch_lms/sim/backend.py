@@ -85,6 +85,11 @@ class LaneBackend:
         return self._overlap_penalty
 
     @property
+    def repeat_s(self) -> float:
+        """See ``engine.Backend``."""
+        return 0.0
+
+    @property
     def disk_bytes_per_s(self) -> tuple[float, float]:
         """See ``engine.Backend``."""
         return self._lanes.speeds.disk_write, self._lanes.speeds.disk_read
