@@ -142,6 +142,7 @@ struct Carrier {
   void perform_on_device(
       const std::vector<Carried>& moves, const std::vector<Held>& storages, int64_t so_far, Outcome& outcome) const {
     outcome.began = outcome.ended = lanes->mark(tick + so_far);
+    const size_t waits = lanes->waits();
     for (const Held& storage : storages) {
       if (storage && !perform_on_device(moves[outcome.count], storage, outcome)) {
         return;  // of a dead one, the next to look will hear
@@ -158,7 +159,7 @@ struct Carrier {
         outcome.streams.emplace_back(carried.move.page, lanes->streams_of(carried.move.page));
       }
     }
-    outcome.ended = lanes->now();
+    outcome.ended = lanes->waits() == waits ? outcome.began : lanes->now();
     outcome.is_all = true;
   }
 

@@ -177,6 +177,12 @@ class Lanes {
     return record(stream(current_stream()));
   }
 
+  // How often a stream of the program's was made to wait so far.
+  size_t waits() {
+    const auto turn = my_turn();
+    return waits_;
+  }
+
   void forget_marks() {
     const auto turn = my_turn();
     marks_.clear();
@@ -553,10 +559,14 @@ class Lanes {
 
   // A stream waits for a copy. If that is the program's, the time counts that it stands still.
   void await(StreamId id, const Mark& copied) {
-    if (id != current_stream() || copied->is_past()) {
+    if (copied->is_past()) {
+      return;
+    }
+    if (id != current_stream()) {
       copied->hold_up(stream(id));
       return;
     }
+    ++waits_;
     const Mark began = record(stream(id));
     copied->hold_up(stream(id));
     asked_.push_back({Asked::Kind::stall, began, record(stream(id)), 0, no_page});
@@ -574,6 +584,7 @@ class Lanes {
     for (const StreamId id : use.streams) {
       if (id != use.home) {
         record(stream(id))->hold_up(stream(use.home));
+        ++waits_;
       }
     }
   }
@@ -713,6 +724,7 @@ class Lanes {
   std::vector<PageId> under_way_;
   std::deque<Retired> retired_;
   std::vector<Asked> asked_;
+  size_t waits_ = 0;
   std::vector<Held> let_go_;
 };
 
