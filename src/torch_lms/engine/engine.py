@@ -474,9 +474,9 @@ class Engine:
 
     def _link_speeds(self) -> Speeds:
         out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))
-        write, read = (speed or inf for speed in self._backend.disk_bytes_per_s)
-        host_bytes = self._backend.tiers.get(Tier.HOST, inf)
         backend = self._backend
+        write, read = (speed or inf for speed in backend.disk_bytes_per_s)
+        host_bytes = backend.tiers.get(Tier.HOST, inf)
         return Speeds(out, back, backend.overlap_penalty, host_bytes, write, read, backend.repeat_s)
 
     @property

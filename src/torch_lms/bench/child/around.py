@@ -12,6 +12,9 @@ from torch_lms.bench.trial import Asked
 from torch_lms.bench.ways import HOOKS, OURS, SAVE_ON_CPU
 from torch_lms.runtime.api import Lms, session
 
+_SETTLED = 2
+"""Steps that followed a plan: the first follows one that knows only the times of a step without."""
+
 
 class Around(Protocol):
     """What is around the steps."""
@@ -37,10 +40,6 @@ class Nothing:
 
     def has_settled(self) -> bool:
         return True
-
-
-_SETTLED = 2
-"""Steps that followed a plan: the first follows one that knows only the times of a step without."""
 
 
 class OurSession:
