@@ -236,8 +236,7 @@ def _with_objects(
     args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[Any], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with ``change`` of each tensor, or what else is neither a number nor a setting, in its place."""
-    changed_kwargs = dict(zip(kwargs, with_objects(kwargs.values(), change), strict=True)) if kwargs else kwargs
-    return tuple(with_objects(args, change)), changed_kwargs
+    return tuple(with_objects(args, change)), dict(zip(kwargs, with_objects(kwargs.values(), change), strict=True))
 
 
 def _kept(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,11 +49,12 @@ class KeptPlans:
         path = self.directory / f"{kind_of(trace, {'recompute': may_recompute})}.json"
         maker = _name_of(self.make_plan)
         plan = _read(path, trace, limit, ids, maker)
-        if plan is None and self.make_first is not None:
+        if plan is not None:
+            return plan
+        if self.make_first is not None:
             return self.make_first(trace, limit, ids, speeds)
-        if plan is None:
-            plan = self.make_plan(trace, limit, ids, speeds)
-            replace_file(path, json.dumps(_as_json(plan, maker)))
+        plan = self.make_plan(trace, limit, ids, speeds)
+        replace_file(path, json.dumps(_as_json(plan, maker)))
         return plan
 
 
