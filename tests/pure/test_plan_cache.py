@@ -1,6 +1,7 @@
 """When a plan is ordered, and what becomes of it when it is there."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -174,6 +175,23 @@ def test_a_quick_plan_comes_first_and_a_better_one_for_the_times_of_a_step_that_
         cache.end_step(ended(10.0, followed(cache)))
         assert not later.orders, "there is no better one"
     assert (cache.planned_steps, cache.replans) == (6, 1)
+
+
+@pytest.mark.usefixtures("is_hasty")
+def test_an_operation_took_the_shorter_of_its_times(cache: PlanCache, later: Later) -> None:
+    """A device that waited for its host in the second step did not take longer for its work."""
+    cache.end_step(ended(1.0))
+    cache.end_step(ended(1.0))
+    later.finish()
+    cursor = followed(cache)
+    slow_first = StepRecord(living(1, 2, 3))
+    for number, (page, begins_s) in enumerate(((1, 0.0), (2, 9.0), (3, 9.5))):
+        slow_first.begins(f"op{number}", (page,), 0, False, begins_s)
+        slow_first.ends((page,))
+    slow_first.finish(10.0)
+    cache.end_step(replace(ended(10.0, cursor), record=slow_first))
+    (order,) = later.orders
+    assert [op.seconds for op in order.trace.ops] == [1.0, 0.5, 0.5]
 
 
 @pytest.mark.usefixtures("is_hasty")

@@ -11,7 +11,7 @@ from torch_lms.engine.step_record import StepRecord
 from torch_lms.policy import Plan, PlanCursor
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Span
-from torch_lms.trace import Living
+from torch_lms.trace import Living, Trace
 
 _MAX_PLANS = 24
 """Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Each costs a cursor
@@ -180,7 +180,8 @@ class PlanCache:
                 self.kinds.remove(kind)
                 self.kinds.insert(0, kind)
                 if kind.is_first:
-                    self._order_if_it_pays(self._count(kind.signature, step), kind.signature, step, is_first=False)
+                    seen = self._count(kind.signature, step)
+                    self._order_if_it_pays(seen, kind.signature, step, followed=kind.plan.trace)
                 return
         if self.kinds:
             self.diverged_steps += 1
@@ -188,7 +189,7 @@ class PlanCache:
         seen = self._count(signature, step)
         seen.steps += 1
         if seen.steps > 1:
-            self._order_if_it_pays(seen, signature, step, self._planner.improves and not seen.plans)
+            self._order_if_it_pays(seen, signature, step, is_first=self._planner.improves and not seen.plans)
         elif not self._has_failed:
             self._planner.get_ready()
 
@@ -201,11 +202,16 @@ class PlanCache:
         seen.lost_s += step.lost_s
         return seen
 
-    def _order_if_it_pays(self, seen: _Seen, signature: int, step: EndedStep, is_first: bool) -> None:
+    def _order_if_it_pays(
+        self, seen: _Seen, signature: int, step: EndedStep, *, is_first: bool = False, followed: Trace | None = None
+    ) -> None:
+        """``followed``: what the step's plan was made for, if it followed one."""
         if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_first):
             return
         self._ordered.add(signature)
         trace = step.record.trace(self._seconds)
+        if followed is not None:
+            trace = trace.with_shorter_times(followed)
         self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds, is_first))
 
     def _pays(self, seen: _Seen, ops: int, is_first: bool) -> bool:
