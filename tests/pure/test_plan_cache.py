@@ -59,13 +59,13 @@ def living(*ids: int) -> list[Living]:
     return [Living(page, 50) for page in ids]
 
 
-def record(pages: list[Living], *uses: int, op_s: float = 1.0) -> StepRecord:
-    """A step whose operations use one page after the other."""
+def record(pages: list[Living], *uses: int, op_s: float = 1.0, first_s: float = 0.0) -> StepRecord:
+    """A step whose operations use one page after the other. The first takes ``first_s`` longer than the others."""
     found = StepRecord(pages)
     for number, page in enumerate(uses):
-        found.begins(f"op{number}", (page,), 0, False, number * op_s)
+        found.begins(f"op{number}", (page,), 0, False, number * op_s + (first_s if number else 0.0))
         found.ends((page,))
-    found.finish(len(uses) * op_s)
+    found.finish(len(uses) * op_s + first_s)
     return found
 
 
@@ -184,11 +184,7 @@ def test_an_operation_took_the_shorter_of_its_times(cache: PlanCache, later: Lat
     cache.end_step(ended(1.0))
     later.finish()
     cursor = followed(cache)
-    slow_first = StepRecord(living(1, 2, 3))
-    for number, (page, begins_s) in enumerate(((1, 0.0), (2, 9.0), (3, 9.5))):
-        slow_first.begins(f"op{number}", (page,), 0, False, begins_s)
-        slow_first.ends((page,))
-    slow_first.finish(10.0)
+    slow_first = record(living(1, 2, 3), 1, 2, 3, op_s=0.5, first_s=8.5)
     cache.end_step(replace(ended(10.0, cursor), record=slow_first))
     (order,) = later.orders
     assert [op.seconds for op in order.trace.ops] == [1.0, 0.5, 0.5]

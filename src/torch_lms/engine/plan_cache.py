@@ -170,7 +170,7 @@ class PlanCache:
     def end_step(self, step: EndedStep) -> None:
         """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs.
 
-        Where the planner improves plans, a better one follows, for the times of a step that followed the first.
+        Where the planner improves plans, a better one follows, once a step has followed the first.
         """
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
