@@ -41,7 +41,7 @@ class Spilling(Protocol):
         """Where its copy is in the file, and whether the latest came from there."""
 
     def landed(self) -> list[PageId]:
-        """Pages whose copies have ended, though nobody waited for that."""
+        """Pages whose copies have ended, though nobody waited for that. Small ones that were left for long begin."""
 
     def made(self) -> int:
         """How many copies were made since ``take_copied``."""

@@ -11,13 +11,17 @@ from torch_lms.planner.gaps import Gap
 from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
+_TOGETHER_BYTES = 256 << 10
+"""Small pages come in groups of so many bytes, which are read at once (``native/csrc/spill.h``)."""
+
 
 def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: float) -> list[list[int]]:
     """For each operation, the pages whose fetches may start when it begins, the first needed first.
 
     There is one link, first come, first served. The fetch needed last is placed first, and each of the others before
-    those placed already. As steps follow each other, "last" means before the longest rest. Where the room does not last
-    until the page is needed, its fetch starts later.
+    those placed already. As steps follow each other, "last" means before the longest rest. Small pages come in groups,
+    each when the first page of the group before is needed. Where the room does not last until a page is needed, its
+    fetch starts later.
 
     Args:
         trace: the step.
@@ -35,13 +39,16 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
     fetched = [gap for gap in chosen if gap.before >= 0]
     first = _after_longest_rest(sorted({gap.before for gap in fetched}), starts)
     fetches: list[list[tuple[int, int]]] = [[] for _ in trace.ops]  # when each page is needed, and its number
+    fetched.sort(key=lambda gap: _unrolled(gap.before, first, ops))
+    groups_begin = _in_groups([(_unrolled(gap.before, first, ops), gap.nbytes) for gap in fetched])
     link_free_until_s = inf
-    for gap in sorted(fetched, key=lambda gap: _unrolled(gap.before, first, ops), reverse=True):
+    for gap, group_begins in zip(reversed(fetched), reversed(groups_begin), strict=True):
         needed = _unrolled(gap.before, first, ops)
         evicted = needed - ((gap.before - gap.after - 1) % ops + 1)
         start_at_s = min(starts_s[ops + needed], link_free_until_s) - gap.nbytes / bytes_per_s
         begins_by_then = bisect_right(starts_s, start_at_s) - 1 - ops
-        meanwhile = np.arange(min(max(begins_by_then, evicted + 1), needed), needed)
+        begins = max(min(begins_by_then, group_begins), evicted + 1)
+        meanwhile = np.arange(min(begins, needed), needed)
         without_room = np.flatnonzero(excess[meanwhile % ops] + gap.nbytes > 0)
         if len(without_room):
             meanwhile = meanwhile[without_room[-1] + 1 :]
@@ -56,6 +63,26 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
             page = trace.pages[gap.page].successor
         fetches[position % ops].append((needed, page))
     return [[page for _, page in sorted(pages)] for pages in fetches]
+
+
+def _in_groups(needed: list[tuple[int, int]]) -> list[int]:
+    """The operation at which each page's group is fetched; of a page that is none of a group, the one that needs it.
+
+    Args:
+        needed: the operations that need pages, in their order, and the pages' bytes.
+    """
+    begins = []
+    first = first_of_group_before = needed[0][0] if needed else 0
+    group_bytes = 0
+    for position, nbytes in needed:
+        if nbytes >= _TOGETHER_BYTES:
+            begins.append(position)
+            continue
+        if group_bytes >= _TOGETHER_BYTES:
+            first, first_of_group_before, group_bytes = position, first, 0
+        begins.append(first_of_group_before)
+        group_bytes += nbytes
+    return begins
 
 
 def _after_longest_rest(needed: list[int], starts: list[float]) -> int:

@@ -30,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
@@ -353,7 +354,7 @@ class Spill {
       const double since_s = now_s();
       const auto until = std::chrono::steady_clock::now() + patience;
       help(held, copy, until);
-      lanes_[copy.is_up].has_work.notify_one();
+      hurry_for(copy);
       has_ended_.wait_until(held, until, [&] { return copy.chunks_left == 0; });
       stalled_s_ += now_s() - since_s;
     }
@@ -384,6 +385,9 @@ class Spill {
   std::vector<PageId> landed() {
     std::lock_guard<std::mutex> held(lock_);
     std::vector<PageId> pages;
+    for (Lane& lane : lanes_) {
+      lane.hurry_if_late();
+    }
     for (const Copy* copy : under_way_) {
       if (copy->chunks_left == 0 && !Tampering::is_silent) {
         pages.push_back(copy->page);
@@ -423,6 +427,9 @@ class Spill {
  private:
   static constexpr size_t grain = 4096;  // offsets, lengths and addresses that direct I/O takes on any disk
   static constexpr int64_t chunk_bytes = Bounce::nbytes;
+  static constexpr int64_t worthwhile_bytes = 256 << 10;  // as `planner/fetches.py` has pages asked for
+  static constexpr double most_left_s = 0.001;
+  static constexpr size_t most_passed_over = Bounce::nbytes / grain;
   static constexpr size_t stack_bytes = 512 << 10;
 
   struct Copy {
@@ -444,6 +451,7 @@ class Spill {
   struct Chunk {
     Copy* copy;
     size_t index;
+    int failure = none;
 
     int64_t begin() const {  // in the page
       return static_cast<int64_t>(index) * chunk_bytes;
@@ -460,6 +468,9 @@ class Spill {
     int64_t at() const {
       return copy->offset + begin();
     }
+    int64_t end() const {
+      return at() + static_cast<int64_t>(length());
+    }
     uint64_t& checksum() const {
       return copy->checksums[index];
     }
@@ -467,27 +478,52 @@ class Spill {
 
   using Batch = std::vector<Chunk>;
 
-  // Copies in one direction, first come, first served. Small ones are one thread's: another would cost the program a core,
-  // and leave less to be written at once.
+  // Copies in one direction, first come, first served. A thread that wakes takes a core from the program: so few bytes are
+  // left until there are more of them, for a while, or until somebody waits for them. Small copies are one thread's.
   struct Lane {
     std::deque<Chunk> queue;
     int64_t queued_bytes = 0;
-    int busy = 0;  // threads
-    double since_s = 0;  // when the first of them began
+    size_t urgent = 0;         // the first of them, which are not left
+    double left_since_s = 0;   // when the others were queued, or one was taken
+    int busy = 0;              // threads
+    double busy_since_s = 0;   // when the first of them began
     std::condition_variable has_work;
 
     bool has_work_for_another() const {
-      return !queue.empty() && (busy == 0 || queued_bytes >= chunk_bytes);
+      return !queue.empty() && (urgent > 0 || queued_bytes >= (busy == 0 ? worthwhile_bytes : chunk_bytes));
     }
     void push(const Chunk& chunk) {
+      if (queue.empty()) {
+        left_since_s = now_s();
+      }
       queue.push_back(chunk);
       queued_bytes += static_cast<int64_t>(chunk.nbytes());
     }
-    Chunk take(std::deque<Chunk>::iterator place) {
-      const Chunk chunk = *place;
-      queue.erase(place);
+    Chunk take(size_t place) {
+      const Chunk chunk = queue[place];
+      queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(place));
       queued_bytes -= static_cast<int64_t>(chunk.nbytes());
+      urgent -= place < urgent;
+      left_since_s = now_s();
       return chunk;
+    }
+    // A chunk of this copy; at the queue's end if there is none.
+    size_t find(const Copy& copy) const {
+      const auto found = std::find_if(
+          queue.begin(), queue.end(), [&](const Chunk& chunk) { return chunk.copy == &copy; });
+      return static_cast<size_t>(found - queue.begin());
+    }
+    bool has(const Copy& copy) const {
+      return find(copy) != queue.size();
+    }
+    void hurry() {
+      urgent = queue.size();
+      has_work.notify_one();
+    }
+    void hurry_if_late() {
+      if (!queue.empty() && busy == 0 && now_s() - left_since_s > most_left_s) {
+        hurry();
+      }
     }
   };
 
@@ -524,38 +560,42 @@ class Spill {
       }
       const double before_s = processor_s();
       if (lane.busy++ == 0) {
-        lane.since_s = now_s();
+        lane.busy_since_s = now_s();
       }
-      next(lane, worker.batch);
+      next(lane, 0, chunk_bytes, worker.batch);
       perform(held, worker.batch, worker.bounce);
       worked_s_ += processor_s() - before_s;
       if (--lane.busy == 0) {
-        lasted_s_ += now_s() - lane.since_s;
+        lasted_s_ += now_s() - lane.busy_since_s;
       }
     }
   }
 
-  // The next chunk, with those that are written right behind it.
-  static void next(Lane& lane, Batch& batch) {
-    batch.clear();
-    size_t length = 0;
-    int64_t end = 0;
-    do {
-      batch.push_back(lane.take(lane.queue.begin()));
-      length += batch.back().length();
-      end = batch.back().at() + static_cast<int64_t>(batch.back().length());
-    } while (!lane.queue.empty() && !batch.back().copy->is_up && lane.queue.front().at() == end &&
-             length + lane.queue.front().length() <= Bounce::nbytes);
-  }
-
-  // A chunk of this copy that nobody performs yet.
-  static std::optional<size_t> take(Lane& lane, const Copy& copy) {
-    const auto found = std::find_if(
-        lane.queue.begin(), lane.queue.end(), [&](const Chunk& chunk) { return chunk.copy == &copy; });
-    if (found == lane.queue.end()) {
-      return std::nullopt;
+  // The chunk at this place of the queue, and of those behind it what is written right after it, or read with it at once:
+  // at most so many bytes, of which half are wanted.
+  static void next(Lane& lane, size_t place, int64_t most, Batch& batch) {
+    batch.assign(1, lane.take(place));
+    const bool is_up = batch.front().copy->is_up;
+    int64_t begin = batch.front().at();
+    int64_t end = batch.front().end();
+    int64_t wanted = end - begin;
+    const size_t last = place + most_passed_over;
+    while (place < std::min(lane.queue.size(), last) && end - begin < most) {
+      const Chunk& chunk = lane.queue[place];
+      const int64_t from = std::min(begin, chunk.at());
+      const int64_t to = std::max(end, chunk.end());
+      const int64_t with_it = wanted + chunk.end() - chunk.at();
+      if (to - from <= most && (is_up ? to - from <= 2 * with_it : chunk.at() == end)) {
+        batch.push_back(lane.take(place));
+        begin = from;
+        end = to;
+        wanted = with_it;
+      } else if (is_up) {
+        ++place;
+      } else {
+        return;
+      }
     }
-    return lane.take(found).index;
   }
 
   void start(Copy& copy, const Held& storage, bool is_up, bool is_awaited) {
@@ -581,7 +621,9 @@ class Spill {
       return false;
     }
     Copy& copy = *found->second;
-    while (take(lanes_[copy.is_up], copy)) {
+    Lane& lane = lanes_[copy.is_up];
+    while (lane.has(copy)) {
+      lane.take(lane.find(copy));
       --copy.chunks_left;
     }
     settle(held, copy);
@@ -592,10 +634,17 @@ class Spill {
 
   // Wait for the end of what is under way, however it turns out.
   void settle(std::unique_lock<std::mutex>& held, Copy& copy) {
-    lanes_[copy.is_up].has_work.notify_one();
+    hurry_for(copy);
     has_ended_.wait(held, [&] { return copy.chunks_left == 0; });
     if (copy.storage) {
       let_go(copy);
+    }
+  }
+
+  void hurry_for(const Copy& copy) {
+    Lane& lane = lanes_[copy.is_up];
+    if (lane.has(copy)) {
+      lane.hurry();
     }
   }
 
@@ -607,41 +656,32 @@ class Spill {
 
   // Whoever waits for a copy performs what nobody has begun.
   void help(std::unique_lock<std::mutex>& held, Copy& copy, std::chrono::steady_clock::time_point until) {
-    while (!Tampering::hindrance() && !is_helping_ && std::chrono::steady_clock::now() < until) {
-      const auto index = take(lanes_[copy.is_up], copy);
-      if (!index) {
-        return;
-      }
+    Lane& lane = lanes_[copy.is_up];
+    while (!Tampering::hindrance() && !is_helping_ && lane.has(copy) && std::chrono::steady_clock::now() < until) {
       is_helping_ = true;
-      helped_.assign(1, {&copy, *index});
+      next(lane, lane.find(copy), worthwhile_bytes, helped_);
       perform(held, helped_, helper_);
       is_helping_ = false;
     }
   }
 
-  void perform(std::unique_lock<std::mutex>& held, const Batch& batch, Bounce& bounce) {
+  void perform(std::unique_lock<std::mutex>& held, Batch& batch, Bounce& bounce) {
     const Copy& first = *batch.front().copy;
     const bool is_up = first.is_up;
-    int failure = first.failure;  // after one failed chunk the others are pointless
     const double began_s = now_s();
-    if (failure == none) {
+    if (batch.size() > 1 || first.failure == none) {  // after one failed chunk the others are pointless
       held.unlock();
-      if (const auto hindrance = Tampering::hindrance()) {
-        try {
-          failure = (*hindrance)(is_up, static_cast<int64_t>(batch.front().nbytes()));
-        } catch (const std::exception&) {
-          failure = EIO;
-        }
-      }
-      if (failure == none) {
-        failure = is_up ? read(batch.front(), bounce.get()) : write(batch, bounce.get());
+      if (is_up) {
+        read(batch, bounce.get());
+      } else {
+        write(batch, bounce.get());
       }
       held.lock();
     }
     for (const Chunk& chunk : batch) {
       Copy& copy = *chunk.copy;
       copy.began_s = copy.began_s == 0 ? began_s : copy.began_s;
-      copy.failure = copy.failure == none ? failure : copy.failure;
+      copy.failure = copy.failure == none ? chunk.failure : copy.failure;
       if (--copy.chunks_left == 0) {
         copy.ended_s = now_s();
       }
@@ -649,32 +689,62 @@ class Spill {
     has_ended_.notify_all();
   }
 
-  int write(const Batch& batch, char* bounce) const {
-    size_t length = 0;
-    for (const Chunk& chunk : batch) {
-      char* part = bounce + length;
+  void write(std::span<Chunk> chunks, char* bounce) const {
+    const int64_t at = chunks.front().at();
+    for (const Chunk& chunk : chunks) {
+      char* part = bounce + (chunk.at() - at);
       std::memcpy(part, chunk.memory(), chunk.nbytes());
       std::memset(part + chunk.nbytes(), 0, chunk.length() - chunk.nbytes());
       chunk.checksum() = checksum(part, chunk.nbytes());
-      length += chunk.length();
     }
-    return every_byte(length, [&](size_t done) {
-      return pwrite(fd_, bounce + done, length - done, batch.front().at() + static_cast<int64_t>(done));
+    const auto length = static_cast<size_t>(chunks.back().end() - at);
+    const int failure = hindered(/*is_up=*/false, chunks.front(), [&] {
+      return every_byte(length, [&](size_t done) {
+        return pwrite(fd_, bounce + done, length - done, at + static_cast<int64_t>(done));
+      });
     });
+    for (Chunk& chunk : chunks) {
+      chunk.failure = failure;
+    }
   }
 
-  int read(const Chunk& chunk, char* bounce) const {
-    const int failure = every_byte(chunk.length(), [&](size_t done) {
-      return pread(fd_, bounce + done, chunk.length() - done, chunk.at() + static_cast<int64_t>(done));
+  // At once. If that fails, one by one: it may be the fault of some.
+  void read(std::span<Chunk> chunks, char* bounce) const {
+    const auto by_place = [](const Chunk& one, const Chunk& other) { return one.at() < other.at(); };
+    const auto [first, last] = std::minmax_element(chunks.begin(), chunks.end(), by_place);
+    const int64_t at = first->at();
+    const auto length = static_cast<size_t>(last->end() - at);
+    const int failure = hindered(/*is_up=*/true, chunks.front(), [&] {
+      return every_byte(length, [&](size_t done) {
+        return pread(fd_, bounce + done, length - done, at + static_cast<int64_t>(done));
+      });
     });
-    if (failure != none) {
-      return failure;
+    for (size_t place = 0; place < chunks.size(); ++place) {
+      Chunk& chunk = chunks[place];
+      const char* part = bounce + (chunk.at() - at);
+      if (failure != none && chunks.size() > 1) {
+        read(chunks.subspan(place, 1), bounce);
+      } else if (failure != none || checksum(part, chunk.nbytes()) != chunk.checksum()) {
+        chunk.failure = failure != none ? failure : is_damaged;
+      } else {
+        std::memcpy(chunk.memory(), part, chunk.nbytes());
+      }
     }
-    if (checksum(bounce, chunk.nbytes()) != chunk.checksum()) {
-      return is_damaged;
+  }
+
+  // How `move` failed, or tests had it fail.
+  template <typename Move>
+  static int hindered(bool is_up, const Chunk& chunk, const Move& move) {
+    if (const auto hindrance = Tampering::hindrance()) {
+      try {
+        if (const int failure = (*hindrance)(is_up, static_cast<int64_t>(chunk.nbytes())); failure != none) {
+          return failure;
+        }
+      } catch (const std::exception&) {
+        return EIO;
+      }
     }
-    std::memcpy(chunk.memory(), bounce, chunk.nbytes());
-    return none;
+    return move();
   }
 
   // Calls `move` until `nbytes` are moved. How that failed.
