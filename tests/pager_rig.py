@@ -26,7 +26,7 @@ from torch_lms.pager import (
 )
 from torch_lms.policy import Policy, Prefetch, Reactive, Recipe, View
 from torch_lms.residency import Page, PageId, State, Tier
-from torch_lms.timeline import Span
+from torch_lms.timeline import Copies
 
 IN_FLIGHT = -1
 """The version of a device copy that has been started, and not waited for."""
@@ -148,8 +148,8 @@ class Rig:
     def seconds(self, mark: int) -> float:
         return float(mark)
 
-    def take_transfers(self) -> list[Span]:
-        return []
+    def take_transfers(self) -> Copies:
+        return Copies.of([])
 
     # -- actions -----------------------------------------------------------------------------------------------------
 

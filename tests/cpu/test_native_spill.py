@@ -14,7 +14,7 @@ from torch_lms.native.module import Spilling
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer here: {load.find().reason}")
 
-PAGES = 40
+PAGES = 80
 NBYTES = 9_000
 SLOT = 12_288
 """Of a page, in the file."""
@@ -24,7 +24,7 @@ DAMAGED = -2
 
 
 class File:
-    """A file with forty pages: page n is filled with n."""
+    """A file with pages: page n is filled with n."""
 
     def __init__(self, path: Path) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT)

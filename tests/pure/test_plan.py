@@ -81,10 +81,10 @@ def test_a_page_that_is_away_when_the_step_ends_comes_in_the_next() -> None:
 
 def test_small_pages_come_in_groups() -> None:
     """Each when the first of the group before is needed; a large one as late as it arrives in time."""
-    sizes = [100_000] * 7 + [300_000]
+    sizes = [200_000] * 7 + [600_000]
     trace, _ = step([[*range(8)], *([] for _ in range(11)), *([page] for page in range(8))], sizes)
     gaps = [gap for gap in gaps_of(trace) if gap.before >= 12]
-    comes = schedule(trace, gaps, Headroom(trace, 2 * 10**6), 1e9)
+    comes = schedule(trace, gaps, Headroom(trace, 4 * 10**6), 1e9)
     assert {number: pages for number, pages in enumerate(comes) if pages} == {
         11: [0],
         12: [1, 2, 3, 4, 5],

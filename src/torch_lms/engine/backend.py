@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch_lms.pager import Action
 from torch_lms.residency import PageId, Tier
-from torch_lms.timeline import Span
+from torch_lms.timeline import Copies
 
 Mark = Any
 """A moment of the program's work, in the form in which a backend's clock has it."""
@@ -68,5 +68,5 @@ class Backend(Protocol):
     def transfers_made(self) -> int:
         """How many transfers ended since ``take_transfers`` was last asked, about."""
 
-    def take_transfers(self) -> list[Span]:
+    def take_transfers(self) -> Copies:
         """The transfers that ended since this was last asked, in the order in which they did."""

@@ -569,9 +569,8 @@ class Engine:
     def count_transfers(self) -> None:
         """Count the transfers that have ended."""
         transfers = self._backend.take_transfers()
-        for span in transfers:
-            if span.lane in self.links:
-                self.links[span.lane].add(span)
+        for lane, link in self.links.items():
+            link.add(transfers.times(lane))
         if self.record is not None:
             self.record.add_transfers(transfers)
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from torch_lms.policy import PlanCursor
 from torch_lms.residency import PageId
-from torch_lms.timeline import Lane, Level, Lives, Span, Timeline, with_pages_waited_for
+from torch_lms.timeline import Copies, Lane, Level, Lives, Span, Timeline, with_pages_waited_for
 from torch_lms.trace import Living, Recorder, Trace, TracedOp
 
 _BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT, _PASSED = range(9)
@@ -96,7 +97,7 @@ class StepRecord:
             before._before = None  # else every record would hold all that came before
         self._events: list[tuple[Any, ...]] = []
         self._append = self._events.append
-        self._transfers: list[Span] = []
+        self._transfers: list[Copies] = []
         self.op_count = 0
         self._end: Any = None
         self._policy = ""
@@ -143,9 +144,9 @@ class StepRecord:
         """What a part of a pause was spent on."""
         self._append((_SPENT, name, start, end, nbytes, page))
 
-    def add_transfers(self, transfers: list[Span]) -> None:
+    def add_transfers(self, transfers: Copies) -> None:
         """What was copied beside the program."""
-        self._transfers += transfers
+        self._transfers.append(transfers)
 
     def finish(self, now: Any, policy: str = "") -> None:
         """The step ended, under ``policy``."""
@@ -211,7 +212,8 @@ class StepRecord:
         spans += running.span(end_s)
         kept = [span for span in spans if span.name != "stall" or span.end_s - span.start_s > shortest_stall_s]
         pages = lives.at_end(end_s)
-        return Timeline(with_pages_waited_for((*kept, *self._transfers), pages), tuple(levels), pages, self._policy)
+        kept += chain.from_iterable(copies.spans() for copies in self._transfers)
+        return Timeline(with_pages_waited_for(tuple(kept), pages), tuple(levels), pages, self._policy)
 
     def retrace(self, cursor: PlanCursor) -> None:
         """Tell ``cursor`` all that happened in the step so far, until it diverges."""

@@ -46,8 +46,8 @@ class Spilling(Protocol):
     def made(self) -> int:
         """How many copies were made since ``take_copied``."""
 
-    def take_copied(self) -> list[tuple[bool, float, float, int, PageId]]:
-        """Those: whether up, when it began and ended (``time.perf_counter``), bytes, page."""
+    def take_copied(self) -> tuple[list[bool], list[float], list[float], list[int], list[PageId]]:
+        """Those: whether up, when they began and ended (``time.perf_counter``), bytes, pages."""
 
     def effort(self) -> tuple[float, float]:
         """Seconds of a processor that copies beside the program took so far, and how long they lasted."""

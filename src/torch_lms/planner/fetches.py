@@ -11,7 +11,7 @@ from torch_lms.planner.gaps import Gap
 from torch_lms.planner.headroom import Headroom
 from torch_lms.trace import Trace
 
-_TOGETHER_BYTES = 256 << 10
+_TOGETHER_BYTES = 512 << 10
 """Small pages come in groups of so many bytes, which are read at once (``native/csrc/spill.h``)."""
 
 

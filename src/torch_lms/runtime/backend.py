@@ -32,7 +32,7 @@ from torch_lms.runtime.options import Options
 from torch_lms.runtime.plans_beside import new_planner
 from torch_lms.runtime.recompute import Recomputer
 from torch_lms.stores.loaded_file import LoadedFile
-from torch_lms.timeline import Span
+from torch_lms.timeline import Copies
 
 _WORKSPACE = 8
 """Times the bytes of an operation, that its best algorithm may want beside them."""
@@ -252,7 +252,7 @@ class DeviceBackend:
         """See ``engine.Backend``."""
         return self.executor.made
 
-    def take_transfers(self) -> list[Span]:
+    def take_transfers(self) -> Copies:
         """See ``engine.Backend``."""
         return self.executor.ended()
 

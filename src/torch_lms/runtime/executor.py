@@ -12,7 +12,7 @@ from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock, Mark
 from torch_lms.stores.loaded_file import LoadedFile
-from torch_lms.timeline import Span
+from torch_lms.timeline import Copies, Span
 
 CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 """Whether this PyTorch (from 2.12 on) can exchange the memory of two storages: then also storages that refuse to be
@@ -130,10 +130,10 @@ class Executor(ABC):
         """How many copies were made since ``ended`` was last asked."""
         return len(self._spans)
 
-    def ended(self) -> list[Span]:
+    def ended(self) -> Copies:
         """Copies that ended since this was last asked, by the time when they did."""
-        copies, self._spans = sorted(self._spans, key=lambda span: span.end_s), []
-        return copies
+        spans, self._spans = sorted(self._spans, key=lambda span: span.end_s), []
+        return Copies.of(spans)
 
     @abstractmethod
     def use(self, entries: Iterable[Entry]) -> None:

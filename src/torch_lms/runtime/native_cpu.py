@@ -12,7 +12,7 @@ from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import fill_storage
 from torch_lms.stores.copies import not_read, not_written
 from torch_lms.stores.disk import DiskStore
-from torch_lms.timeline import Lane, Span
+from torch_lms.timeline import Copies, Lane
 
 _THREADS = 2
 """In each direction, as the store has them."""
@@ -86,12 +86,12 @@ class NativeCpuExecutor(CpuExecutor):
     def made(self) -> int:
         return super().made + self.spill.made()
 
-    def ended(self) -> list[Span]:
+    def ended(self) -> Copies:
         self.stall_s += self.spill.take_stalled_s()
-        for is_up, began_s, ended_s, nbytes, page in self.spill.take_copied():
-            lane, name = (Lane.H2D, "fetch") if is_up else (Lane.D2H, "evict")
-            self._spans.append(Span(lane, name, began_s, ended_s, nbytes, page))
-        return super().ended()
+        are_up, starts_s, ends_s, nbytes, pages = self.spill.take_copied()
+        lanes = [Lane.H2D if is_up else Lane.D2H for is_up in are_up]
+        names = ["fetch" if is_up else "evict" for is_up in are_up]
+        return Copies(lanes, names, starts_s, ends_s, nbytes, pages).beside(super().ended())
 
     def close(self) -> None:
         self.spill.close()

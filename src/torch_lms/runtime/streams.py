@@ -42,7 +42,7 @@ from torch_lms.runtime.stream_marks import StreamMarks
 from torch_lms.stores.base import Pending, Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
-from torch_lms.timeline import Lane, Span
+from torch_lms.timeline import Copies, Lane, Span
 
 
 @dataclass(slots=True)
@@ -306,7 +306,7 @@ class StreamExecutor(Executor):
     def made(self) -> int:
         return len(self._untimed)
 
-    def ended(self) -> list[Span]:
+    def ended(self) -> Copies:
         self._time_copies()
         return super().ended()
 

@@ -8,7 +8,7 @@ from torch_lms.pager import Action, Discard, FinishEvict, FinishFetch, Pager, Re
 from torch_lms.residency import Ledger, PageId, Tier
 from torch_lms.sim.clocks import Clocks, HostWork
 from torch_lms.sim.lanes import Lanes, LinkSpeeds
-from torch_lms.timeline import Span
+from torch_lms.timeline import Copies
 from torch_lms.trace import Trace, TracedOp
 
 _UNOBSERVED = nullcontext()
@@ -152,9 +152,9 @@ class LaneBackend:
         """All are taken at the end of a step."""
         return 0
 
-    def take_transfers(self) -> list[Span]:
+    def take_transfers(self) -> Copies:
         """See ``engine.Backend``; those that are under way included."""
-        transfers = self._lanes.spans[self._taken :]
+        transfers = Copies.of(self._lanes.spans[self._taken :])
         self._taken = len(self._lanes.spans)
         return transfers
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from torch_lms.errors import StoreError
 from torch_lms.stores.copies import CHUNK_BYTES, Copy
 from torch_lms.stores.spill_file import Bytes, SpillFile, aligned_buffer
-from torch_lms.timeline import Lane, Link, Span
+from torch_lms.timeline import Link
 
 
 class IoThread(threading.Thread):
@@ -40,7 +40,6 @@ class IoPool:
 
     def __init__(self, file: SpillFile, threads: int, name: str) -> None:
         self._file = file
-        self._name = name
         self._lock = threading.Lock()
         self._link = Link()
         # with chunks of copies; None: one thread less
@@ -85,4 +84,4 @@ class IoPool:
 
     def _count(self, copy: Copy) -> None:
         with self._lock:
-            self._link.add(Span(Lane.DISK, self._name, copy.began_s, copy.ended_s, copy.moved_bytes))
+            self._link.add([(copy.began_s, copy.ended_s, copy.moved_bytes)])

@@ -1,13 +1,12 @@
 """How busy one direction of a link was."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-from torch_lms.timeline.record import Span
 
 
 @dataclass(slots=True)
 class Link:
-    """Counts the copies of one direction, which come in the order in which they ended.
+    """Counts the copies of one direction.
 
     Attributes:
         nbytes: copied so far.
@@ -18,11 +17,13 @@ class Link:
     busy_s: float = 0.0
     _until_s: float = 0.0
 
-    def add(self, span: Span) -> None:
-        """Count a copy."""
-        self.nbytes += span.nbytes
-        self.busy_s += max(0.0, span.end_s - max(span.start_s, self._until_s))
-        self._until_s = max(self._until_s, span.end_s)
+    def add(self, copies: Iterable[tuple[float, float, int]]) -> None:
+        """Count ``copies``: when each began and ended, and its bytes, in the order in which they ended."""
+        for start_s, end_s, nbytes in copies:
+            self.nbytes += nbytes
+            if end_s > self._until_s:
+                self.busy_s += end_s - (start_s if start_s > self._until_s else self._until_s)
+                self._until_s = end_s
 
     @property
     def bytes_per_s(self) -> float:

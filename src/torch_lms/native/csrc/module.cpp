@@ -684,10 +684,15 @@ auto waiting(Copies& copies, Do what) {
   }
 }
 
-std::vector<std::tuple<bool, double, double, int64_t, PageId>> take_copied(Spill& spill) {
-  std::vector<std::tuple<bool, double, double, int64_t, PageId>> told;
+// A list of each attribute: objects for each copy would keep the garbage collector busy.
+auto take_copied(Spill& spill) {
+  std::tuple<std::vector<bool>, std::vector<double>, std::vector<double>, std::vector<int64_t>, std::vector<PageId>> told;
   for (const Copied& copied : spill.take_copied()) {
-    told.emplace_back(copied.is_up, copied.began_s, copied.ended_s, copied.nbytes, copied.page);
+    std::get<0>(told).push_back(copied.is_up);
+    std::get<1>(told).push_back(copied.began_s);
+    std::get<2>(told).push_back(copied.ended_s);
+    std::get<3>(told).push_back(copied.nbytes);
+    std::get<4>(told).push_back(copied.page);
   }
   return told;
 }

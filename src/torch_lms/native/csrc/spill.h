@@ -427,7 +427,7 @@ class Spill {
  private:
   static constexpr size_t grain = 4096;  // offsets, lengths and addresses that direct I/O takes on any disk
   static constexpr int64_t chunk_bytes = Bounce::nbytes;
-  static constexpr int64_t worthwhile_bytes = 256 << 10;  // as `planner/fetches.py` has pages asked for
+  static constexpr int64_t worthwhile_bytes = 512 << 10;  // as `planner/fetches.py` has pages asked for
   static constexpr double most_left_s = 0.001;
   static constexpr size_t most_passed_over = Bounce::nbytes / grain;
   static constexpr size_t stack_bytes = 512 << 10;
