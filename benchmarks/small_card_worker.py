@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -78,19 +79,11 @@ def work(asked: Asked) -> None:
     """Run what was asked, with a line of JSON for each amount, until one fails."""
     device = torch.device(asked.device, 0)
     torch.accelerator.set_device_index(0)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    torch.backends.cudnn.deterministic = True
     module = torch.get_device_module(device)
     model = (TINY if asked.is_tiny else MODELS)[asked.model]
-    torch.use_deterministic_algorithms(True, warn_only=not model.is_deterministic)  # losses are compared
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which that asks for
+    be_deterministic(model)
     if asked.card_bytes:
-        whole = module.mem_get_info(device)[1]
-        if asked.card_bytes > whole:
-            raise SystemExit(
-                f"the device has {format_bytes(whole)}, and is no card of {format_bytes(asked.card_bytes)}"
-            )
-        module.set_per_process_memory_fraction(asked.card_bytes / whole, device)
+        act_as_card(asked.card_bytes, device)
     for amount in asked.amounts:
         gc.collect()
         module.empty_cache()
@@ -103,18 +96,28 @@ def work(asked: Asked) -> None:
             return
 
 
-def _said(error: BaseException) -> str:
-    """What went wrong. After an error inside, the pages of the step that failed do not all come back at the end."""
-    if isinstance(error, DeviceFullError) and error.__context__ is not None:
-        error = error.__context__
-    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+def be_deterministic(model: Model) -> None:
+    """Losses are compared."""
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=not model.is_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which that asks for
 
 
-def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran:
+def act_as_card(card_bytes: int, device: torch.device) -> None:
+    """From here on this process may take so much of the device."""
     module = torch.get_device_module(device)
+    whole = module.mem_get_info(device)[1]
+    if card_bytes > whole:
+        raise SystemExit(f"the device has {format_bytes(whole)}, and is no card of {format_bytes(card_bytes)}")
+    module.set_per_process_memory_fraction(card_bytes / whole, device)
+
+
+def training(model: Model, amount: int, device: torch.device, is_checkpointed: bool) -> Callable[[], torch.Tensor]:
+    """A step of a new network, the same each time; it gives the loss."""
     torch.manual_seed(0)
     net = model.make().to(device)
-    if asked.way == "checkpoint":
+    if is_checkpointed:
         checkpointed(net, model.blocks)
     update = model.optimizer(net.parameters())
     inputs = model.inputs(amount, device)
@@ -127,10 +130,27 @@ def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran
         update.step()
         return loss.detach()
 
-    host_limit = int(HOST_SHARE * read_host_memory().binding()[1])
+    return step
+
+
+def host_limit() -> int:
+    """Bytes of the host's memory for pages."""
+    return int(HOST_SHARE * read_host_memory().binding()[1])
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong. After an error inside, the pages of the step that failed do not all come back at the end."""
+    if isinstance(error, DeviceFullError) and error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+
+def _train(model: Model, asked: Asked, amount: int, device: torch.device) -> Ran:
+    module = torch.get_device_module(device)
+    step = training(model, amount, device, is_checkpointed=asked.way == "checkpoint")
     around: AbstractContextManager[Any] = nullcontext(dict)
     if asked.card_bytes:
-        around = way(asked.way, TINY_LIMIT if asked.is_tiny else "auto", str(device), host_limit)
+        around = way(asked.way, TINY_LIMIT if asked.is_tiny else "auto", str(device), host_limit())
     with around as tell:
         is_fitting = asked.way == FITS
         losses, plan_ops_s, retries = [], [], []

@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -23,6 +24,20 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
 
 
+def output_of(command: list[str], environment: dict[str, str], patience_s: float = 200) -> str:
+    """What it printed. If it hangs, it and the ranks that it started end, and tell where they were."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)
+            output, errors = process.communicate()
+            pytest.fail(f"it hangs:\n{output}\n{errors}")
+    assert process.returncode == 0, errors
+    return output
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_lightning(devices: int) -> None:
     if find_spec("lightning") is None:
@@ -30,8 +45,8 @@ def test_lightning(devices: int) -> None:
 
     def run(*options: str) -> str:
         command = [sys.executable, str(EXAMPLE), "--devices", str(devices), *options]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=200).stdout
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        return output_of(command, environment)
 
     def digests(output: str) -> list[str]:
         return sorted(re.findall(r"rank \d: weights [0-9a-f]{16}", output))
