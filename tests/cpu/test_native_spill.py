@@ -124,6 +124,23 @@ def test_a_small_copy_is_not_left_for_ever(is_up: bool, file: File) -> None:
     assert not is_up or file.is_there(7)
 
 
+def test_the_end_of_a_large_copy_is_not_left(file: File) -> None:
+    """Though it is small: all of it comes, and nobody asks for that."""
+    page = torch.arange(1_300_000, dtype=torch.uint8)
+    file.spill.grant(1 << 20, 2 << 20)
+    assert file.spill.start_evict(PAGES, page.untyped_storage())
+    assert file.spill.finish(PAGES, FOR_EVER_S) == 0
+    expected = page.clone()
+    page.zero_()
+    file.spill.start_fetch(PAGES, page.untyped_storage())
+    until = time.monotonic() + 60
+    while page[-1] != expected[-1]:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert file.spill.finish(PAGES, FOR_EVER_S) == 0
+    assert page.equal(expected)
+
+
 def test_a_small_copy_is_given_up_before_it_begins(file: File) -> None:
     file.spill.start_fetch(7, file.pages[7].untyped_storage())
     file.spill.discard(7)

@@ -478,19 +478,19 @@ class Spill {
 
   using Batch = std::vector<Chunk>;
 
-  // Copies in one direction, first come, first served. A thread that wakes takes a core from the program: so few bytes are
-  // left until there are more of them, for a while, or until somebody waits for them. Small copies are one thread's.
+  // Copies in one direction, first come, first served. A thread that wakes takes a core from the program. So few bytes of
+  // small pages are left for a while: until there are more, or somebody waits for them. They are one thread's.
   struct Lane {
     std::deque<Chunk> queue;
     int64_t queued_bytes = 0;
-    size_t urgent = 0;         // the first of them, which are not left
-    double left_since_s = 0;   // when the others were queued, or one was taken
-    int busy = 0;              // threads
-    double busy_since_s = 0;   // when the first of them began
+    size_t urgent = 0;        // the first of them, which are not left
+    double left_since_s = 0;  // when the others were queued, or one was taken
+    int busy = 0;             // threads
+    double busy_since_s = 0;  // when the first of them began
     std::condition_variable has_work;
 
     bool has_work_for_another() const {
-      return !queue.empty() && (urgent > 0 || queued_bytes >= (busy == 0 ? worthwhile_bytes : chunk_bytes));
+      return busy == 0 ? urgent > 0 || queued_bytes >= worthwhile_bytes : queued_bytes >= chunk_bytes;
     }
     void push(const Chunk& chunk) {
       if (queue.empty()) {
@@ -607,9 +607,11 @@ class Spill {
     copy.began_s = copy.ended_s = 0;
     under_way_.push_back(&copy);
     Lane& lane = lanes_[is_up];
+    const bool is_small = copy.checksums.size() == 1;
     for (size_t index = 0; index < copy.checksums.size(); ++index) {
       lane.push({&copy, index});
-      if (lane.has_work_for_another() && !(is_awaited && copy.checksums.size() == 1)) {
+      lane.urgent = is_small ? lane.urgent : lane.queue.size();
+      if (lane.has_work_for_another() && !(is_small && is_awaited)) {
         lane.has_work.notify_one();
       }
     }
