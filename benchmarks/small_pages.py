@@ -122,6 +122,8 @@ def main(rounds: int, quick: bool, output: Path | None) -> None:
     ]
     for process in processes:
         process.start()
+    for end in (theirs, stocks):
+        end.close()  # so that it is noticed if a process ends
     losses = ours.recv()
 
     def step(of: Connection) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -100,17 +101,20 @@ def profile_of(events: list[Event]) -> Profile:
         by_stream[kernel.lane].append(kernel)
     program = max(by_stream.values(), key=len, default=[])
     gaps = list(_gaps(program))
+    gaps_end = [ends for _, ends in gaps]
     in_idle: dict[str, float] = defaultdict(float)
     for call in calls:
-        for begins, ends in gaps:
-            in_idle[call.name] += max(0.0, min(ends, call.end_us) - max(begins, call.start_us)) / 1e6
+        for begins, ends in gaps[bisect_right(gaps_end, call.start_us) :]:
+            if begins >= call.end_us:
+                break
+            in_idle[call.name] += (min(ends, call.end_us) - max(begins, call.start_us)) / 1e6
     return Profile(
         _sums(kernels),
         _sums(event for event in events if event.kind == "copy"),
         _sums(calls),
         (max(kernel.end_us for kernel in program) - program[0].start_us) / 1e6 if program else 0.0,
         sum(ends - begins for begins, ends in gaps) / 1e6,
-        {name: seconds for name, seconds in in_idle.items() if seconds},
+        dict(in_idle),
     )
 
 

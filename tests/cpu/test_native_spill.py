@@ -16,9 +16,6 @@ pytestmark = pytest.mark.skipif(not IS_NATIVE, reason=f"no native interposer her
 
 PAGES = 80
 NBYTES = 9_000
-SLOT = 12_288
-"""Of a page, in the file."""
-
 FOR_EVER_S = 1e6
 DAMAGED = -2
 

@@ -507,14 +507,14 @@ class Spill {
       left_since_s = now_s();
       return chunk;
     }
-    // A chunk of this copy; at the queue's end if there is none.
-    size_t find(const Copy& copy) const {
+    // The place of a chunk of this copy that nobody performs yet.
+    std::optional<size_t> find(const Copy& copy) const {
+      if (copy.chunks_left == 0) {
+        return std::nullopt;
+      }
       const auto found = std::find_if(
           queue.begin(), queue.end(), [&](const Chunk& chunk) { return chunk.copy == &copy; });
-      return static_cast<size_t>(found - queue.begin());
-    }
-    bool has(const Copy& copy) const {
-      return find(copy) != queue.size();
+      return found == queue.end() ? std::nullopt : std::optional<size_t>(found - queue.begin());
     }
     void hurry() {
       urgent = queue.size();
@@ -624,8 +624,8 @@ class Spill {
     }
     Copy& copy = *found->second;
     Lane& lane = lanes_[copy.is_up];
-    while (lane.has(copy)) {
-      lane.take(lane.find(copy));
+    while (const auto place = lane.find(copy)) {
+      lane.take(*place);
       --copy.chunks_left;
     }
     settle(held, copy);
@@ -645,7 +645,7 @@ class Spill {
 
   void hurry_for(const Copy& copy) {
     Lane& lane = lanes_[copy.is_up];
-    if (lane.has(copy)) {
+    if (lane.find(copy)) {
       lane.hurry();
     }
   }
@@ -659,9 +659,13 @@ class Spill {
   // Whoever waits for a copy performs what nobody has begun.
   void help(std::unique_lock<std::mutex>& held, Copy& copy, std::chrono::steady_clock::time_point until) {
     Lane& lane = lanes_[copy.is_up];
-    while (!Tampering::hindrance() && !is_helping_ && lane.has(copy) && std::chrono::steady_clock::now() < until) {
+    while (!Tampering::hindrance() && !is_helping_ && std::chrono::steady_clock::now() < until) {
+      const auto place = lane.find(copy);
+      if (!place) {
+        return;
+      }
       is_helping_ = true;
-      next(lane, lane.find(copy), worthwhile_bytes, helped_);
+      next(lane, *place, worthwhile_bytes, helped_);
       perform(held, helped_, helper_);
       is_helping_ = false;
     }
