@@ -57,6 +57,7 @@ from tests.injection import (
     NO_MEMORY,
     CannotMount,
     NthCall,
+    calls_repeated,
     copies_in_python,
     damage,
     disk_calls,
@@ -68,7 +69,6 @@ from tests.injection import (
     waits_for_copies,
     without_tmpfile,
 )
-from torch_lms.capture.call import Call
 from torch_lms.capture.schema import describe
 from torch_lms.engine import engine
 from torch_lms.errors import ForkedPageError, PageLostError, StoreError, StoreFullError
@@ -436,14 +436,15 @@ def memory_refused_to_a_recomputation(directory: Path) -> Row:
         made = torch_lms.stats().recomputes
         assert made
         run.restore()
-        with patch.object(Call, "repeat", NthCall(Call.repeat, 1, _refused)) as repeated:
+        refused_once = NthCall(lambda: False, 1, lambda *_: True)
+        with calls_repeated(refused_once):
             run.step(1)
-        assert repeated.calls > 1
+        assert refused_once.calls > 1
         assert torch_lms.stats().recomputes > made
         assert run.equals(numbers_after(2))
         torch_lms.step()  # what was compared is no part of the step that comes
         run.restore()
-        with patch.object(Call, "repeat", _refused):
+        with calls_repeated(lambda: True):
             sees = told(torch_lms.WorkingSetError, partial(run.step, 1), words="smaller batch")
     return Row("no memory to recompute a page", sees)
 

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 
+from torch_lms.capture.call import Call
 from torch_lms.native import load
 from torch_lms.runtime import api
 from torch_lms.runtime.cpu import CpuExecutor
@@ -96,9 +97,34 @@ def nobody_hears_of_copies() -> Iterator[None]:
 
 @contextmanager
 def moves_in_python() -> Iterator[None]:
-    """Inside, the native interposer has each move of a plan performed in Python, as recomputations are."""
-    with patch.object(NativeFastPath, "_carrier", lambda *_: (None, None, -1, 0, 0.0, 0)):
+    """Inside, the native interposer has each move of a plan performed in Python."""
+
+    def nobody(_: NativeFastPath, backend: Any) -> tuple[Any, ...]:
+        return None, None, backend.recomputer.calls, -1, 0, 0.0, 0
+
+    with patch.object(NativeFastPath, "_carrier", nobody):
         yield
+
+
+@contextmanager
+def calls_repeated(refuses: Callable[[], bool]) -> Iterator[None]:
+    """Inside, ``refuses`` is asked before a call is repeated, whoever does so: whether there is no memory for it."""
+    native = load.find().native
+    repeat = Call.repeat
+
+    def asked(call: Call, storages: Any) -> None:
+        if refuses():
+            raise RuntimeError(NO_MEMORY)
+        repeat(call, storages)
+
+    with patch.object(Call, "repeat", asked):
+        if native is not None:
+            native.refuse(refuses)
+        try:
+            yield
+        finally:
+            if native is not None:
+                native.refuse(None)
 
 
 @contextmanager

@@ -1,13 +1,17 @@
 """A plan's drops and recomputations that the native interposer decides on: the same bits, also where one fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 import torch_lms
+from tests.injection import NthCall, calls_repeated, moves_in_python
 from tests.ways import IS_NATIVE
 from torch_lms.engine import engine
 from torch_lms.engine.planning import Speeds
@@ -15,7 +19,7 @@ from torch_lms.errors import StoreError
 from torch_lms.pager.transfers import Transfers
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.native_interposer import NativeFastPath
-from torch_lms.runtime.recompute import Recomputer
+from torch_lms.runtime.native_recompute import NativeRecomputer
 
 pytestmark = pytest.mark.skipif(not IS_NATIVE, reason="no native interposer here")
 
@@ -98,8 +102,8 @@ def test_figures_are_those_of_either_way(way: str, monkeypatch: pytest.MonkeyPat
 
 def test_pages_that_a_longer_plan_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told of them when one cannot be recomputed: the plan that is followed has no such recomputations."""
-    hand_over, recompute = NativeFastPath.hand_over, Recomputer.recompute
-    calls = [0]
+    hand_over = NativeFastPath.hand_over
+    calls = count(1)
 
     def of_another(self: NativeFastPath) -> None:
         for backend in self._table.backends:
@@ -108,50 +112,69 @@ def test_pages_that_a_longer_plan_dropped(monkeypatch: pytest.MonkeyPatch) -> No
                 recipes[page] = recipe._replace(number=1000 + recipe.number % 1000)
         hand_over(self)
 
-    def now_and_then(self: Recomputer, page: Any) -> None:
-        calls[0] += 1
-        if calls[0] % 3 == 0:
-            _run_out()
-        recompute(self, page)
-
     monkeypatch.setattr(NativeFastPath, "hand_over", of_another)
-    monkeypatch.setattr(Recomputer, "recompute", now_and_then)
     expected = Training().steps(9)
-    with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+    now_and_then = calls_repeated(lambda: next(calls) % 7 == 0)
+    with now_and_then, torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         found = Training().steps(9)
         lms.validate()
         assert lms.stats().planned_steps >= 3
     assert all(map(torch.equal, found, expected))
 
 
-def _refuse(*_: object) -> None:
-    raise StoreError("not to be had again, for once")
-
-
-def _run_out(*_: object) -> None:
-    raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+@pytest.mark.parametrize("way", [nullcontext, moves_in_python], ids=["C++", "Python"])
+def test_all_go_one_way(way: Callable[[], AbstractContextManager[None]]) -> None:
+    """Natively, none of a step's moves is Python's once it follows its plan from the beginning; or all of them are."""
+    expected = Training().steps(10)
+    with way(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+        training = Training()
+        found = training.steps(6)
+        with _counted(NativeRecomputer, "bind") as bound, _counted(NativeRecomputer, "recompute") as recomputed:
+            lms.reset_stats()
+            found += training.steps(4)
+        recomputes = lms.stats().recomputes
+    assert all(map(torch.equal, found, expected))
+    assert recomputes > 0
+    if way is nullcontext:
+        assert bound.calls + recomputed.calls < recomputes / 4
+    else:
+        assert recomputed.calls == recomputes
+        assert bound.calls >= recomputes
 
 
 @pytest.mark.parametrize("fails_at", [1, 4])
-@pytest.mark.parametrize(
-    ("owner", "name", "fail"),
-    [
-        pytest.param(Recomputer, "bind", _refuse, id="a page that cannot be dropped"),
-        pytest.param(Recomputer, "recompute", _run_out, id="no memory to recompute"),
-    ],
-)
-def test_one_that_fails(
-    owner: Any, name: str, fail: Callable[..., None], fails_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is lost: what failed once is tried again by the engine."""
+@pytest.mark.parametrize("way", [nullcontext, moves_in_python], ids=["C++", "Python"])
+def test_no_memory_to_repeat_a_call(way: Callable[[], AbstractContextManager[None]], fails_at: int) -> None:
+    """Nothing is lost: the engine makes room, and has it repeated."""
     expected = Training().steps(10)
-    with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+    with way(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         found = training.steps(6)
-        calls = _fails_once(owner, name, fail, fails_at, monkeypatch)
-        found += training.steps(1)
+        refused_once = NthCall(lambda: False, fails_at, lambda *_: True)
+        with calls_repeated(refused_once):
+            found += training.steps(1)
         lms.validate()
-        assert calls[0] > fails_at
+        assert refused_once.calls > fails_at
+        found += training.steps(3)
+        lms.validate()
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("fails_at", [1, 4])
+def test_a_page_that_cannot_be_dropped(fails_at: int) -> None:
+    """It is moved instead."""
+
+    def refuse(*_: object) -> None:
+        raise StoreError("not to be had again, for once")
+
+    expected = Training().steps(10)
+    with moves_in_python(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+        training = Training()
+        found = training.steps(6)
+        with _counted(NativeRecomputer, "bind", fails_at, refuse) as bound:
+            found += training.steps(1)
+        lms.validate()
+        assert bound.calls > fails_at
         found += training.steps(3)
         lms.validate()
     assert all(map(torch.equal, found, expected))
@@ -169,18 +192,16 @@ def test_one_that_is_interrupted(
     """The step is lost, as the user has it. The pages are not."""
     expected = Training()
     expected.steps(6)
-    with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+    with moves_in_python(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         training.steps(6)
-        whole = getattr(owner, name)
 
-        def interrupt(*args: Any) -> None:
+        def interrupt(whole: Callable[..., Any], *args: Any) -> None:
             if is_done:
                 whole(*args)
             raise KeyboardInterrupt
 
-        _fails_once(owner, name, interrupt, fails_at, monkeypatch)
-        with pytest.raises(KeyboardInterrupt):
+        with _counted(owner, name, fails_at, interrupt), pytest.raises(KeyboardInterrupt):
             training.steps(1)
         lms.validate()
         assert all(map(torch.equal, training.weights, expected.weights))
@@ -190,18 +211,8 @@ def test_one_that_is_interrupted(
     assert all(map(torch.equal, losses, expected.steps(2)))
 
 
-def _fails_once(
-    owner: Any, name: str, fail: Callable[..., None], fails_at: int, monkeypatch: pytest.MonkeyPatch
-) -> list[int]:
-    """From now on the call of that number fails. How many there were."""
-    whole = getattr(owner, name)
-    calls = [0]
-
-    def once(*args: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == fails_at:
-            fail(*args)
-        return whole(*args)
-
-    monkeypatch.setattr(owner, name, once)
-    return calls
+@contextmanager
+def _counted(owner: Any, name: str, number: int = 0, instead: Any = None) -> Iterator[NthCall]:
+    """Inside, calls of a method are counted, and ``instead`` is done at that number."""
+    with patch.object(owner, name, NthCall(getattr(owner, name), number, instead)) as counted:
+        yield counted

@@ -1,7 +1,7 @@
 """Operators that are taken to be repeatable are repeated, on PyTorch's own samples, and compared bit by bit (N16)."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,29 +9,73 @@ from operators import OPS, run
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.ways import IS_NATIVE
 from torch_lms.capture.call import can_be_repeated, capture_call
-from torch_lms.capture.registry import Entry, Registry, storage_nbytes
-from torch_lms.capture.schema import describe
+from torch_lms.capture.registry import Registry, storage_nbytes
+from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.tensors import tensors_among, untyped_storage
+from torch_lms.native import load
 
 
 def content(storage: torch.UntypedStorage) -> bytes:
     return bytes(torch.empty(0, dtype=torch.uint8).set_(storage).tolist())
 
 
-class Repeating(TorchDispatchMode):
-    """Makes every call that can be repeated twice, the second time on copies of what it was given."""
+class Pages:
+    """Every storage is a page. Their calls are recorded in Python."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.registry = Registry()
-        self.repeated: Counter[str] = Counter()
-        self.differ: list[str] = []
 
-    def find(self, storage: torch.UntypedStorage) -> Entry | None:
+    def find(self, storage: torch.UntypedStorage) -> Any:
         if not storage_nbytes(storage):
             return None
         return self.registry.find(storage) or self.registry.add(storage, None)
+
+    def record(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return capture_call(func, info, args, kwargs, self.find, lambda _: 0)
+
+    def repeat(self, call: Any, storages: dict[int, torch.UntypedStorage]) -> None:
+        """Adds to ``storages`` those of the results."""
+        call.repeat(storages)
+
+
+class _Numbered(NamedTuple):
+    """A page of the native interposer's."""
+
+    page: int
+
+
+class NativePages(Pages):
+    """The same natively."""
+
+    def __init__(self) -> None:
+        native = load.find().native
+        assert native is not None
+        self.native = native
+
+    def find(self, storage: torch.UntypedStorage) -> Any:
+        if not storage_nbytes(storage):
+            return None
+        page = self.native.find(storage)
+        return _Numbered(self.native.add(storage, False) if page < 0 else page)
+
+    def record(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        written = [position for position, _ in info.writes]
+        return self.native.record(func._schema.name, func._schema.overload_name, args, kwargs, written, lambda _: 0)
+
+    def repeat(self, call: Any, storages: dict[int, torch.UntypedStorage]) -> None:
+        storages.update(call.repeat(storages))
+
+
+class Repeating(TorchDispatchMode):
+    """Makes every call that can be repeated twice, the second time on copies of what it was given."""
+
+    def __init__(self, pages: Pages) -> None:
+        super().__init__()
+        self.pages = pages
+        self.repeated: Counter[str] = Counter()
+        self.differ: list[str] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -42,30 +86,52 @@ class Repeating(TorchDispatchMode):
             info.view
             or info.composite
             or types
-            or not can_be_repeated(info, args, kwargs, self.find, torch.device("cpu"))
+            or not can_be_repeated(info, args, kwargs, self.pages.find, torch.device("cpu"))
         ):
             return func(*args, **kwargs)
-        call = capture_call(func, info, args, kwargs, self.find, lambda _: 0)
+        call = self.pages.record(func, info, args, kwargs)
         storages = {entry.page: untyped_storage(tensor).clone() for tensor in tensors if (entry := self.of(tensor))}
         result = func(*args, **kwargs)
-        call.made(result, self.find)
-        call.repeat(storages)
-        after = [entry for tensor in tensors_among(pytree.tree_leaves((result, tensors))) if (entry := self.of(tensor))]
-        for entry in after:
-            storage = entry()
-            if storage is not None and content(storage) != content(storages[entry.page]):
+        for tensor in tensors_among(pytree.tree_leaves(result)):
+            self.of(tensor)  # before they are asked for: they are pages
+        call.made(result, self.pages.find)
+        self.pages.repeat(call, storages)
+        for tensor in tensors_among(pytree.tree_leaves((result, tensors))):
+            storage, entry = untyped_storage(tensor), self.of(tensor)
+            if entry is None:
+                continue
+            if content(storage) != content(storages[entry.page]):
                 self.differ.append(f"{info.name} {[tuple(tensor.shape) for tensor in tensors]}")
         self.repeated[info.name] += 1
         return result
 
-    def of(self, tensor: torch.Tensor) -> Entry | None:
-        return self.find(untyped_storage(tensor))
+    def of(self, tensor: torch.Tensor) -> Any:
+        return self.pages.find(untyped_storage(tensor))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", sorted({op.name[0] for op in OPS}))
-def test_the_same_again(first: str) -> None:
-    mode = Repeating()
+@pytest.mark.parametrize(
+    "pages", [Pages, pytest.param(NativePages, marks=pytest.mark.skipif(not IS_NATIVE, reason="no native interposer"))]
+)
+def test_the_same_again(first: str, pages: type[Pages]) -> None:
+    mode = Repeating(pages())
     run((op for op in OPS if op.name[0] == first), mode)
     assert mode.differ == []
     assert mode.repeated
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="no native interposer")
+def test_a_number_stays_a_number() -> None:
+    """As a tensor it would make doubles of integers."""
+    pages = NativePages()
+    numbers = torch.arange(6)
+    func = torch.ops.aten.mul.Tensor
+    entry = pages.find(untyped_storage(numbers))
+    call = pages.record(func, describe(func), (numbers, 0.5), {})
+    halves = numbers * 0.5
+    made = pages.find(untyped_storage(halves))
+    call.made(halves, pages.find)
+    storages = {entry.page: untyped_storage(numbers).clone()}
+    pages.repeat(call, storages)
+    assert content(storages[made.page]) == content(untyped_storage(halves))

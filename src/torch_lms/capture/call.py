@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,9 @@ _MAX_SMALL_BYTES = 1 << 20
 
 Find = Callable[[torch.UntypedStorage], Entry | None]
 """The page of a storage, or None."""
+
+WritesOf = Callable[[PageId], int]
+"""How often a page was written so far; -1 if it is none any more."""
 
 _C: Any = torch._C
 
@@ -46,11 +49,16 @@ def _precision(backend: str, operations: str) -> tuple[Callable[[], Any], Callab
     )
 
 
+def _deterministic_algorithms() -> tuple[bool, bool]:
+    """Whether they are asked for, and whether it is only warned where there are none."""
+    return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_C._get_deterministic_algorithms, _C._set_deterministic_algorithms),
+    (_deterministic_algorithms, lambda value: _C._set_deterministic_algorithms(value[0], warn_only=value[1])),
     (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
     (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
@@ -69,6 +77,17 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 What others inherit from comes before them.
 """
+
+
+class Recorded(Protocol):
+    """A call that was recorded, as whoever makes it sees it."""
+
+    def made(self, result: Any, find: Find) -> None:
+        """Note the pages in ``result``, which it returned."""
+
+
+Record = Callable[[Any, OpInfo, tuple[Any, ...], dict[str, Any], Find], Recorded]
+"""Records a call that is about to be made, and that can be repeated: the operator, what is known of it, arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +129,7 @@ class View:
 
 @dataclass(slots=True)
 class Call:
-    """One call that was recorded. It keeps no page alive.
+    """One call that was recorded. It keeps no page alive. The native interposer has its own (``native/csrc/calls.h``).
 
     Attributes:
         func: the operator.
@@ -130,7 +149,7 @@ class Call:
     results: list[tuple[int, View]] = field(default_factory=list)
 
     def made(self, result: Any, find: Find) -> None:
-        """Note the pages in ``result``, which it returned."""
+        """See ``Recorded``."""
         for position, value in enumerate(objects_among((result,))):
             entry = find(untyped_storage(value)) if isinstance(value, torch.Tensor) else None
             if entry is not None and entry.page not in self.reads:
@@ -205,14 +224,9 @@ def capture_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     find: Find,
-    writes_of: Callable[[PageId], int],
+    writes_of: WritesOf,
 ) -> Call:
-    """Record a call that is about to be made, and that can be repeated.
-
-    Args:
-        find: the page of a storage, or None.
-        writes_of: how often a page was written so far.
-    """
+    """Record a call that is about to be made, and that can be repeated."""
     reads: dict[PageId, int] = {}
 
     def kept(given: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_lms.capture.call import Call, Find, can_be_repeated, capture_call
+from torch_lms.capture.call import Find, Record, Recorded, can_be_repeated
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.large import LargeOperations
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
@@ -35,7 +35,6 @@ from torch_lms.capture.tensors import (
     wrappers_among,
 )
 from torch_lms.capture.undo import Undo, generator_of, snapshot
-from torch_lms.residency import PageId
 
 FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -147,16 +146,6 @@ class LmsMode(TorchDispatchMode):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
-
-    def capture(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writes_of: Callable[[PageId], int]
-    ) -> Call | None:
-        """Record a call that the native interposer is about to make; None if it cannot be repeated."""
-        info = describe(func)
-        op = _Op(info.name, self._find, func, info, args, kwargs, [], self.tiles.is_working)
-        with no_torch_function():
-            op.capture_call(writes_of)
-        return op.call
 
     def _is_watching(self) -> bool:
         """Whether this thread's operations are seen now."""
@@ -416,7 +405,7 @@ class _Op(Use):
     is_of_tiles: bool
     new_bytes: int = 0
     undo: Undo | None = None
-    call: Call | None = None
+    call: Recorded | None = None
 
     @property
     def tensors(self) -> list[Any]:
@@ -433,9 +422,9 @@ class _Op(Use):
     def is_repeatable(self) -> bool:
         return can_be_repeated(self.info, self.args, self.kwargs, self.find, self.device, self.is_of_tiles)
 
-    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
+    def capture_call(self, record: Record) -> None:
         if self.is_repeatable:
-            self.call = capture_call(self.func, self.info, self.args, self.kwargs, self.find, writes_of)
+            self.call = record(self.func, self.info, self.args, self.kwargs, self.find)
 
     def written(self, entries: list[Entry]) -> list[Entry]:
         if self.info.opaque:

@@ -9,10 +9,9 @@ from typing import Any, Protocol
 
 import torch
 
-from torch_lms.capture.call import Call
+from torch_lms.capture.call import Record, Recorded
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
-from torch_lms.residency import PageId
 
 
 class Use(ABC):
@@ -24,7 +23,7 @@ class Use(ABC):
     is_regular: bool = True
     """Whether it is part of what the program does in every step, wherever its pages are."""
 
-    call: Call | None = None
+    call: Recorded | None = None
     """The use itself, captured so that it can be repeated, if somebody asked for that."""
 
     @property
@@ -37,8 +36,8 @@ class Use(ABC):
         """Whether doing it again would give the same bits."""
         return False
 
-    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
-        """Set ``call``, if it can be repeated. ``writes_of``: how often a page was written so far."""
+    def capture_call(self, record: Record) -> None:
+        """Set ``call``, if it can be repeated."""
         return
 
     def written(self, entries: list[Entry]) -> list[Entry]:

@@ -33,6 +33,7 @@ class Described(NamedTuple):
         is_seeded: it draws random numbers.
         takes_lists: of tensors, and treats each index by itself.
         searches: it chooses an algorithm by the memory that it finds free.
+        is_repeatable: called again with the same, it gives the same bits.
     """
 
     passage: Passage
@@ -42,13 +43,14 @@ class Described(NamedTuple):
     is_seeded: bool
     takes_lists: bool
     searches: bool
+    is_repeatable: bool
 
 
 def described(func: Any) -> Described:
     """What the native interposer must know of ``func``."""
     info = describe(func)
     writes = [position for position, _ in info.writes]
-    flags = info.empty, info.seeded, bool(info.list_args), info.searches
+    flags = info.empty, info.seeded, bool(info.list_args), info.searches, info.repeatable
     return Described(_passage(func, info), info.name, writes, *flags)
 
 

@@ -25,8 +25,11 @@ class Journal(Protocol):
         it; else nothing.
         """
 
+    def marks(self) -> list[Any]:
+        """The same, until when time was spent."""
 
-_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED, _PAGES_MOVED = range(7)
+
+_OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED, _PAGES_MOVED, _SPENT_SO_FAR = range(8)
 
 
 class Stretch(NamedTuple):
@@ -327,9 +330,14 @@ def _told(
     began: tuple[int, int] | None = None
     used: list[PageId] = []
     wrote: list[PageId] = []
-    for kind, which, nbytes, _ in journal.events():
+    marks = None if between is None else iter(journal.marks())
+    spent: list[tuple[str, Any, int, PageId]] = []  # each until when, one behind the other
+    for kind, which, nbytes, at_s in journal.events():
         if kind == _OP_USED:
             used.append(which)
+            continue
+        if kind == _SPENT_SO_FAR:
+            spent.append(("stall" if which < 0 else "recompute", at_s if marks is None else next(marks), nbytes, which))
             continue
         if began is not None:  # its pages are known now
             op = ops[began[0]]
@@ -337,7 +345,11 @@ def _told(
             yield _BEGINS, op.name, tuple(used), op.new_bytes, op.is_repeatable, now
             if kind == _PAGES_MOVED:
                 host, disk = which, nbytes
-                yield _SPENT, "stall", now, ready, 0, -1
+                since = now
+                for name, until, nbytes_made, page in (*spent, ("stall", ready, 0, -1)):
+                    yield _SPENT, name, since, until, nbytes_made, page
+                    since = until
+                spent = []
                 yield _PAUSED, now, ready
             yield _READY, op.name, ready, began[1], host, disk
             began = None

@@ -7,6 +7,37 @@ import torch
 
 PageId = int
 
+
+class RecordedCall(Protocol):
+    """A call of an operator that was recorded."""
+
+    def made(self, result: Any, find: Any) -> None:
+        """Note the pages in ``result``, which it returned. They are looked up in the interposer's table."""
+
+    def repeat(self, storages: dict[PageId, torch.UntypedStorage]) -> dict[PageId, torch.UntypedStorage]:
+        """Repeat it, on these storages of the pages among its arguments. Those of the pages that it makes.
+
+        For tests.
+        """
+
+
+class StepCalls(Protocol):
+    """Those of a step, by their positions in its plan."""
+
+    def keep(self, position: int, call: Any) -> None:
+        """It may have to be repeated."""
+
+    def clear(self) -> None:
+        """The step ended."""
+
+    def bind(
+        self, page: PageId, inputs: list[PageId], positions: list[int], writes_of: Callable[[PageId], int]
+    ) -> bool:
+        """The page is recomputed from ``inputs``, by the calls at ``positions``. False if that would not give it as it
+        is. ``writes_of``: how often a page was written so far, -1 if it is none any more.
+        """
+
+
 ToldRecipe = tuple[PageId, int, tuple[PageId, ...], int]
 """A page, and how it is recomputed: its number among the plan's recomputations, inputs, bytes needed beside these."""
 
@@ -225,6 +256,34 @@ class Native(Protocol):
     def Lanes(self, device: str) -> Laning:
         """Copies pages of that device, which has an index."""
 
+    def Calls(self) -> StepCalls:
+        """Of the steps of one device."""
+
+    def record(
+        self,
+        name: str,
+        overload: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        writes: list[int],
+        writes_of: Callable[[PageId], int],
+    ) -> RecordedCall:
+        """Record a call that Python is about to make, and that can be repeated. ``writes``: the positions of the
+        arguments that it writes; ``writes_of``: how often a page was written so far.
+        """
+
+    def inputs(self, page: PageId) -> list[PageId]:
+        """What the page is recomputed from; nothing if there is no way to."""
+
+    def recompute(self, page: PageId, storage: torch.UntypedStorage, nbytes: int) -> None:
+        """Give its emptied storage its content again, from inputs that are there. Errors are PyTorch's."""
+
+    def unbind(self, page: PageId) -> None:
+        """It need not be recomputed any more."""
+
+    def kernel_settings(self) -> list[int]:
+        """What the settings are now by which kernels are chosen: see ``capture.call``."""
+
     def fail_next_copy(self) -> None:
         """Once the next copy of ``Laning`` has been asked for, something fails ("injected"). For tests."""
 
@@ -233,11 +292,17 @@ class Native(Protocol):
         with which that fails, or 0. For tests.
         """
 
+    def refuse(self, refusal: Callable[[], bool] | None) -> None:
+        """Have ``refusal`` called before each call is repeated: it says whether memory is refused to it. For tests."""
+
     def be_silent(self, is_silent: bool) -> None:
         """Whether ``Spilling.landed`` says nothing. For tests."""
 
     def StepPlan(
-        self, ops: list[Any], nbytes: list[int], recomputations: list[tuple[int, tuple[int, ...], int]]
+        self,
+        ops: list[Any],
+        nbytes: list[int],
+        recomputations: list[tuple[int, tuple[int, ...], int, tuple[int, ...]]],
     ) -> Any:
         """A plan as far as it is followed here.
 
@@ -247,7 +312,7 @@ class Native(Protocol):
                 it, and of those that are recomputed when it begins; whether any move then, whether the program waits
                 for no more than it needs, whether it is captured, whether Python has it.
             nbytes: of its pages.
-            recomputations: page, inputs, and the bytes needed beside these.
+            recomputations: page, inputs, the bytes needed beside these, positions of the operations that are repeated.
         """
 
     def follow(
@@ -258,12 +323,12 @@ class Native(Protocol):
         device: int,
         sizes: tuple[int, int, int, int, int],
         tiers: list[tuple[int, int]],
-        states: list[tuple[PageId, int, int, bool, bool]],
+        states: list[tuple[PageId, int, int, bool, bool, int]],
         bound: list[tuple[PageId, int]],
         lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
         planned: list[ToldRecipe],
         dropped: list[ToldRecipe],
-        carrier: tuple[Spilling | None, Laning | None, int, int, float, int],
+        carrier: tuple[Spilling | None, Laning | None, StepCalls, int, int, float, int],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
@@ -277,15 +342,16 @@ class Native(Protocol):
                 is to be fetched waits for their room.
             tiers: the bytes that each lower tier holds, and the most that it can.
             states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and
-                tiers (-1 for none); whether their lower copies are new, whether they must stay.
+                tiers (-1 for none); whether their lower copies are new, whether they must stay; how often they were
+                written.
             bound: pages and their numbers in the plan, as far as that is news.
             lists: what the plan still has to do: the first four of ``policy.Lists``.
             planned: how the pages are recomputed that the plan has dropped now.
             dropped: the same of those that are dropped.
             carrier: who performs moves without Python, of the CPU or of a device with streams, if anybody does; the
-                number of the tier below; how many bytes are created by operations for which pages move until Python
-                hears of them; when it is asked how much room there is, if that is short (``time.monotonic``); the tick
-                of the last operation.
+                calls of the step; the number of the tier below; how many bytes are created by operations for which
+                pages move until Python hears of them; when it is asked how much room there is, if that is short
+                (``time.monotonic``); the tick of the last operation.
         """
 
     def move(

@@ -73,7 +73,8 @@ class Book:
         clean, evicting, dirty: the candidates by state, the oldest first (dirty ones are ``resident``).
         fetching: pages whose fetch has started and not finished.
         away: pages that are in a lower tier alone, in the order in which they left.
-        moved: living pages whose state changed, or whether they may leave, until somebody empties it.
+        moved: living pages whose state changed, or whether they may leave, or that were written, until somebody empties
+            it.
     """
 
     def __init__(self) -> None:
@@ -237,6 +238,7 @@ class Book:
             if page is None:
                 continue
             page.writes += 1
+            self.moved.add(page_id)
             if page.state is State.CLEAN:  # if it has left meanwhile, that was after the write
                 assert page.tier is not None
                 stale.append((page_id, page.tier))

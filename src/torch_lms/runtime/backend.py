@@ -7,8 +7,9 @@ from typing import Any, Self
 
 import torch
 
-from torch_lms.capture.call import Call
+from torch_lms.capture.call import Find, Recorded
 from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.engine import Engine, Mark, PlanCache, Spent, Stretch
 from torch_lms.errors import StoreError
@@ -59,6 +60,7 @@ class DeviceBackend:
     Args:
         device: the device.
         executor: moves bytes.
+        recomputer: makes them anew.
 
     Attributes:
         engine: of the device; ``new_backend`` sets it.
@@ -70,9 +72,10 @@ class DeviceBackend:
     plans: PlanCache | None = None
     unobserved = _Unobserved
 
-    def __init__(self, device: torch.device, executor: Executor) -> None:
+    def __init__(self, device: torch.device, executor: Executor, recomputer: Recomputer) -> None:
         self.device = device
         self.executor = executor
+        self.recomputer = recomputer
         self.tiers = executor.tiers
         self.allocator = Allocator(device) if tells_memory(device) else None
         self.landed = executor.landed
@@ -80,7 +83,6 @@ class DeviceBackend:
             self.mark = executor.clock.mark  # type: ignore[method-assign]  # asked for every operation: a frame less
         self.grows = executor.grows
         self._entries: dict[PageId, Entry] = {}
-        self._recomputer = Recomputer()
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class DeviceBackend:
     def forget(self, entry: Entry) -> None:
         """Its storage died. Its engine has heard of that, or never of the page."""
         self.executor.forget(entry)
-        self._recomputer.forget(entry.page)
+        self.recomputer.forget(entry.page)
         self._entries.pop(entry.page, None)
 
     def resize(self, entry: Entry) -> None:
@@ -125,9 +127,9 @@ class DeviceBackend:
         known = self.engine.pager.book.get(page)
         return -1 if known is None else known.writes
 
-    def keep_call(self, position: int, call: Call) -> None:
-        """The operation at ``position`` of this step may have to be repeated."""
-        self._recomputer.calls[position] = call
+    def record(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], find: Find) -> Recorded:
+        """See ``capture.call.Record``."""
+        return self.recomputer.record(func, info, args, kwargs, find, self.writes_of)
 
     def close(self) -> None:
         """The session ends."""
@@ -137,7 +139,7 @@ class DeviceBackend:
 
     def forget_calls(self) -> None:
         """A step ended."""
-        self._recomputer.calls.clear()
+        self.recomputer.forget_calls()
 
     # -- as a backend ------------------------------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class DeviceBackend:
         Raises:
             StoreError: it does not; nothing was freed.
         """
-        self._recomputer.bind(recipe, writes_of)
+        self.recomputer.bind(recipe, writes_of)
         self.executor.drop(entry)
 
     def recompute(self, entry: Entry, spent: Spent) -> None:
@@ -203,17 +205,17 @@ class DeviceBackend:
             RuntimeError: the device has no room for it.
         """
         spent("stall", 0, -1)
-        inputs = self._recomputer.inputs(entry.page)
+        inputs = self.recomputer.inputs(entry.page)
         try:
             with self.unobserved():
-                self.executor.recompute(entry, inputs, lambda: self._recomputer.recompute(entry))
+                self.executor.recompute(entry, inputs, lambda: self.recomputer.recompute(entry))
             spent("recompute", entry.nbytes, entry.page)
         except BaseException:  # also an interrupt once it was there: it counts as dropped
             storage = entry()
             if storage is not None and storage_nbytes(storage):
                 self.executor.drop(entry)
             raise
-        self._recomputer.forget(entry.page)
+        self.recomputer.forget(entry.page)
 
     def use(self, pages: Sequence[PageId]) -> None:
         """See ``engine.Backend``."""
@@ -258,17 +260,22 @@ class DeviceBackend:
 
 
 def new_backend(
-    device: torch.device, executor: Executor, options: Options, before_moving: Callable[[], None]
+    device: torch.device,
+    executor: Executor,
+    recomputer: Recomputer,
+    options: Options,
+    before_moving: Callable[[], None],
 ) -> DeviceBackend:
     """The backend of ``device``, with its engine.
 
     Args:
         device: the device.
         executor: moves its bytes.
+        recomputer: makes them anew.
         options: of the session.
         before_moving: called before any page may be evicted or fetched.
     """
-    backend = DeviceBackend(device, executor)
+    backend = DeviceBackend(device, executor, recomputer)
     policy = options.new_policy()
     if isinstance(policy, Planned):
         backend.plans = PlanCache(new_planner(options.make_plan), backend.seconds)

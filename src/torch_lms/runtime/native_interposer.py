@@ -4,14 +4,12 @@ import sys
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
-from functools import partial
 from threading import RLock, get_ident
 from typing import Any
 
 import torch
 
 from torch_lms.capture import unobserved
-from torch_lms.capture.call import Call
 from torch_lms.capture.mode import FILLED_UNSEEN, LARGE, LmsMode
 from torch_lms.capture.page_owner import PageOwner
 from torch_lms.capture.passage import described
@@ -29,6 +27,7 @@ from torch_lms.runtime.malloc import Heap
 from torch_lms.runtime.native_cpu import NativeCpuExecutor
 from torch_lms.runtime.native_moves import NUMBERS, OTHER_STATE, STATES, Moves
 from torch_lms.runtime.native_pages import NativePageTable, index_of
+from torch_lms.runtime.native_recompute import NativeRecomputer
 from torch_lms.runtime.native_streams import NativeStreamExecutor
 from torch_lms.runtime.pageable import READ_UNSEEN, READ_UNSEEN_WIDE, why_unpageable
 from torch_lms.trace import TracedOp
@@ -80,7 +79,6 @@ class NativeFastPath(FastPath):
         self._dropped: list[Recipe] = []
         self._plans: dict[int, tuple[Plan, Any]] = {}
         self._parts: set[tuple[str, tuple[int, ...]]] = set()
-        self._calls: dict[int, Call] = {}
 
     @property
     def operations(self) -> int:
@@ -152,22 +150,22 @@ class NativeFastPath(FastPath):
             [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
             self._carrier(backend),
         )
-        if cursor is not self._cursor:
-            self._calls.clear()
         self._cursor = cursor
         self._followed = backend
 
-    def _carrier(self, backend: DeviceBackend) -> tuple[Any, Any, int, int, float, int]:
+    def _carrier(self, backend: DeviceBackend) -> tuple[Any, Any, Any, int, int, float, int]:
         """Who moves pages without Python, to which tier, and until when."""
+        recomputer = backend.recomputer
+        assert isinstance(recomputer, NativeRecomputer)
         executor, engine = backend.executor, backend.engine
-        until = engine.asks_for_room_at_s, self._tick
+        calls, until = recomputer.calls, (engine.asks_for_room_at_s, self._tick)
         if isinstance(executor, NativeStreamExecutor) and not engine.pager.has_refused:
-            return None, executor.lanes, self._tiers.index(Tier.HOST), sys.maxsize, *until
+            return None, executor.lanes, calls, self._tiers.index(Tier.HOST), sys.maxsize, *until
         if isinstance(executor, NativeCpuExecutor) and not engine.pager.has_refused:
             executor.watch_heap()
             most_unseen = Heap.most_unseen(engine.pager.limit)
-            return executor.spill, None, self._tiers.index(Tier.DISK), most_unseen, *until
-        return None, None, -1, 0, *until
+            return executor.spill, None, calls, self._tiers.index(Tier.DISK), most_unseen, *until
+        return None, None, calls, -1, 0, *until
 
     def prepare(self, position: int, pages: list[PageId], writes: list[PageId]) -> "Prepared":
         """The plan's operation at ``position``, which the interposer is about to run, begins on ``pages``."""
@@ -240,24 +238,6 @@ class NativeFastPath(FastPath):
         """Whether there is too little room for what ``op`` creates, as far as the limit is known."""
         now = self.progress()
         return now is None or engine.pager.limit - now.resident < op.new_bytes
-
-    def capture(self, position: int, record: Callable[[Callable[[PageId], int]], Call | None]) -> None:
-        """The plan's operation at ``position`` is about to run, and may have to be repeated: have it recorded."""
-        with self._lock:
-            if self._followed is not None and (call := record(self._writes_of)) is not None:
-                self._calls[position] = call
-
-    def captured(self, position: int, result: Any) -> None:
-        """It gave ``result``."""
-        with self._lock:
-            call = self._calls.pop(position, None)
-            if call is None or self._followed is None:
-                return  # another thread was quicker: what would be recomputed is moved
-            call.made(result, self._table.registry.find)
-            self._followed.keep_call(position, call)
-            storages = [view.entry() for _, view in call.results]
-            if any(why_unpageable(storage, is_owned=False) for storage in storages if storage is not None):
-                self.take_over()
 
     def _writes_of(self, page: PageId) -> int:
         """How often the page was written so far; -1 if it is none any more."""
@@ -370,9 +350,9 @@ def _told(recipe: Recipe, number: int) -> tuple[PageId, int, tuple[PageId, ...],
     return recipe.page, number, recipe.inputs, recipe.extra_bytes
 
 
-def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool]]:
+def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bool, bool, int]]:
     """Pages of which something changed since this was last asked: their states and tiers; whether their lower copies
-    are new, and whether they must stay.
+    are new, and whether they must stay; how often they were written.
     """
     states = []
     for page_id in pager.book.moved:
@@ -381,7 +361,8 @@ def _changed(pager: Pager, tiers: list[Tier]) -> list[tuple[PageId, int, int, bo
             continue
         tier = -1 if page.tier is None else tiers.index(page.tier)
         is_fixed = bool(page.pins or page.unpageable)
-        states.append((page_id, NUMBERS.get(page.state, OTHER_STATE), tier, page.has_new_copy, is_fixed))
+        state = NUMBERS.get(page.state, OTHER_STATE)
+        states.append((page_id, state, tier, page.has_new_copy, is_fixed, page.writes))
     pager.book.moved.clear()
     return states
 
@@ -410,7 +391,7 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
         )
         for position, op in enumerate(trace.ops)
     ]
-    recomputations = [(planned.page, planned.inputs, planned.extra_bytes) for planned in plan.recomputations]
+    recomputations = [(each.page, each.inputs, each.extra_bytes, each.ops) for each in plan.recomputations]
     return native.StepPlan(ops, [page.nbytes for page in trace.pages], recomputations)
 
 
@@ -420,7 +401,6 @@ class Callbacks:
     def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath) -> None:
         self._owner = owner
         self._mode = mode
-        self._fast_path = fast_path
         self.describe = described
         self.run = mode.run
         self.room_is_short = fast_path.room_is_short
@@ -428,12 +408,7 @@ class Callbacks:
         self.ended_pinned = fast_path.ended_pinned
         self.prepare = fast_path.prepare
         self.ended = fast_path.ended
-        self.captured = fast_path.captured
         self.is_out_of_memory = owner.is_out_of_memory
-
-    def capture(self, position: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See ``NativeFastPath``."""
-        self._fast_path.capture(position, partial(self._mode.capture, func, args, kwargs))
 
     def born(self, tensor: torch.Tensor) -> None:
         """An operation made ``tensor``, whose storage may have to become a page."""

@@ -57,7 +57,7 @@ class Moves:
         backend: of the device.
         tiers: by the numbers that the interposer has for them.
         tick: of the operation from which it counts.
-        writes_of: how often a page was written so far.
+        writes_of: how often a page was written so far; -1 if it is none any more.
 
     Attributes:
         done: how many were performed.

@@ -11,6 +11,7 @@ from torch_lms.native import Native
 from torch_lms.policy import Birth
 from torch_lms.residency import PageId
 from torch_lms.runtime.backend import DeviceBackend
+from torch_lms.runtime.native_recompute import NativeRecomputer
 from torch_lms.runtime.page_table import PageTable
 from torch_lms.runtime.pageable import why_unpageable
 
@@ -104,6 +105,9 @@ class NativePageTable(PageTable):
 
     def _new_registry(self) -> NativeRegistry:
         return NativeRegistry(self._native, lambda storage: self.backend_of(storage.device).engine, self._born)
+
+    def new_recomputer(self) -> NativeRecomputer:
+        return NativeRecomputer(self._native, self.registry.get)
 
     def _born(self, entry: Entry, stream: int) -> None:
         """``entry`` was born on the fast path, its memory for ``stream``: whatever stream is the current one now."""

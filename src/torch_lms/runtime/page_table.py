@@ -13,6 +13,7 @@ from torch_lms.errors import InvariantError
 from torch_lms.residency import PageId
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.pageable import why_unpageable
+from torch_lms.runtime.recompute import Recomputer
 
 Group = tuple[DeviceBackend, list[Entry]]
 """A device, and pages of it."""
@@ -61,6 +62,10 @@ class PageTable:
 
     def _new_registry(self) -> Registry:
         return Registry()
+
+    def new_recomputer(self) -> Recomputer:
+        """For the pages of one more device."""
+        return Recomputer()
 
     # -- devices -----------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """Recomputes pages instead of fetching them (N16)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from torch_lms.capture.call import Call
+from torch_lms.capture.call import Call, Find, Recorded, WritesOf, capture_call
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
+from torch_lms.capture.schema import OpInfo
 from torch_lms.errors import StoreError
 from torch_lms.policy import Recipe
 from torch_lms.residency import PageId
@@ -42,27 +43,39 @@ class _Program:
 
 
 class Recomputer:
-    """Recomputes the pages of one device. Not thread-safe.
-
-    Attributes:
-        calls: the operations of this step that may have to be repeated, by their position in it.
-    """
+    """Recomputes the pages of one device. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, Call] = {}
+        self._calls: dict[int, Any] = {}
         self._programs: dict[PageId, _Program] = {}
 
-    def bind(self, recipe: Recipe, writes_of: Callable[[PageId], int]) -> None:
-        """Get ready to recompute a page from pages as they are now.
+    def record(
+        self,
+        func: Any,
+        info: OpInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        find: Find,
+        writes_of: WritesOf,
+    ) -> Recorded:
+        """See ``capture.call.Record``."""
+        return capture_call(func, info, args, kwargs, find, writes_of)
 
-        Args:
-            recipe: of the page.
-            writes_of: how often a page was written so far; -1 if it is none any more.
+    def keep(self, position: int, call: Recorded) -> None:
+        """The operation at ``position`` of this step may have to be repeated."""
+        self._calls[position] = call
+
+    def forget_calls(self) -> None:
+        """The step ended."""
+        self._calls.clear()
+
+    def bind(self, recipe: Recipe, writes_of: WritesOf) -> None:
+        """Get ready to recompute a page, by ``recipe``, from pages as they are now.
 
         Raises:
             StoreError: that would not give what it holds now.
         """
-        calls = [self.calls[position] for position in recipe.ops if position in self.calls]
+        calls = [self._calls[position] for position in recipe.ops if position in self._calls]
         if len(calls) < len(recipe.ops):
             raise StoreError("a call was not captured")
         made: dict[PageId, int] = {}

@@ -124,7 +124,8 @@ class Session(PageOwner):
         self.interposer.reason = found.reason
 
     def _new_backend(self, device: torch.device) -> DeviceBackend:
-        return new_backend(device, self._new_executor(device), self.options, self.fast_path.close)
+        recomputer = self._table.new_recomputer()
+        return new_backend(device, self._new_executor(device), recomputer, self.options, self.fast_path.close)
 
     @property
     def uses(self) -> int:
@@ -780,9 +781,9 @@ def _begin(backend: DeviceBackend, op: Use, entries: list[Entry], new_bytes: int
     if position < 0:
         return
     try:
-        op.capture_call(backend.writes_of)
+        op.capture_call(backend.record)
     except BaseException:
         engine.op_ends(pages, ())
         raise
     if op.call is not None:
-        backend.keep_call(position, op.call)
+        backend.recomputer.keep(position, op.call)

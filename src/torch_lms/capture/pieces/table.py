@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from torch_lms.capture.call import capture_call
+from torch_lms.capture.call import Record
 from torch_lms.capture.page_owner import Use
 from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of
@@ -18,7 +18,6 @@ from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.schema import describe
 from torch_lms.capture.tensors import is_unadorned, misalignment, set_view, span, untyped_storage
-from torch_lms.residency import PageId
 
 Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
 """Gives another tensor of the same storage, of any size, strides and offset: the storage may be too small for it."""
@@ -60,11 +59,11 @@ class _Assembling(Use):
     def device(self) -> torch.device:
         return self._tiles.device
 
-    def capture_call(self, writes_of: Callable[[PageId], int]) -> None:
+    def capture_call(self, record: Record) -> None:
         """See ``Use``."""
         args = (self._tiles.sizes, self._tiles.strides)
         kwargs = {"dtype": self._tiles.dtype, "device": self._tiles.device}
-        self.call = capture_call(_EMPTY, describe(_EMPTY), args, kwargs, lambda _: None, writes_of)
+        self.call = record(_EMPTY, describe(_EMPTY), args, kwargs, lambda _: None)
 
     def __str__(self) -> str:
         return "the use as a whole of a tensor that was computed in pieces"

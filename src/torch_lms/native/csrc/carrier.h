@@ -1,10 +1,11 @@
 // Performs a plan's moves, without Python: between the CPU and a file, or a device and host memory. What is not plain is
-// Python's: disks behind host memory, files that were loaded, memory that is not PyTorch's own, pages that are dropped and
-// recomputed, copies that take long, whatever fails.
+// Python's: disks behind host memory, files that were loaded, memory that is not PyTorch's own, copies that take long,
+// whatever fails.
 
 #pragma once
 
 #include "moving.h"
+#include "program.h"
 
 namespace torch_lms {
 
@@ -17,6 +18,16 @@ struct Carried {
   bool is_used = false;          // by the operation that is about to begin
   int64_t last_use = 0;          // the tick of the operation that used it last, or of a later one
   std::optional<StreamId> home;  // for which its memory was allocated, if Python never heard of the page
+  std::shared_ptr<Program> program;  // if it is dropped or recomputed
+  std::vector<std::pair<PageId, StreamId>> homes;  // of inputs of which Python never heard
+};
+
+// What the program was busy with, since what comes before: recomputing a page, or waiting, if there is none.
+struct Spent {
+  PageId page;
+  int64_t nbytes;
+  double until_s;
+  Mark until;  // where there are streams
 };
 
 // How moves went: whether that is all, or how many were performed; after the next the page `failed` is in `state`, if that
@@ -28,12 +39,14 @@ struct Outcome {
   State state = State::other;
   Mark began;
   Mark ended;
+  std::vector<Spent> spent;
   std::vector<std::pair<PageId, std::vector<StreamId>>> streams;
 };
 
 struct Carrier {
   std::shared_ptr<Spill> spill;  // of the CPU
   std::shared_ptr<Lanes> lanes;  // of a device with streams; neither: all moves are Python's
+  std::shared_ptr<Calls> calls;  // of this step
   int tier = no_tier;            // the number of that below
   int64_t most_made = 0;         // bytes that are created, until Python looks at the heap
   double until_s = 0;            // when it asks again how much room there is, if that is short
@@ -86,8 +99,8 @@ struct Carrier {
 
   bool can(const Carried& carried, const Held& storage) const {
     const Act act = carried.move.act;
-    const bool is_of_a_copy = act != Act::discard && act != Act::drop && act != Act::recompute;
-    return is_of_a_copy && carried.tier == tier && (!storage || is_plain(*storage));
+    const bool is_possible = carried.program || (act != Act::discard && carried.tier == tier);
+    return is_possible && (!storage || is_plain(*storage));
   }
 
   bool is_plain(const c10::StorageImpl& storage) const {
@@ -114,9 +127,16 @@ struct Carrier {
     switch (carried.move.act) {
       case Act::start_evict:
         return spill->start_evict(page, storage) || failed(State::resident);
+      case Act::drop:
+        if (!carried.program->hold()) {
+          return failed(State::resident);
+        }
+        [[fallthrough]];
       case Act::release:
         at::native::resize_bytes_cpu(storage.get(), 0);
         return true;
+      case Act::recompute:
+        return recompute(carried, storage, outcome) || failed(State::dropped);
       case Act::start_fetch:
         at::native::resize_bytes_cpu(storage.get(), static_cast<size_t>(carried.nbytes));
         spill->start_fetch(page, storage, std::any_of(next + 1, moves.end(), [&](const Carried& later) {
@@ -138,6 +158,17 @@ struct Carrier {
     return failed(State::resident);
   }
 
+  static bool recompute(const Carried& carried, const Held& storage, Outcome& outcome) {
+    outcome.spent.push_back({no_page, 0, now_s(), {}});
+    try {
+      carried.program->run(storage, carried.nbytes);
+    } catch (const std::exception&) {  // no memory, most likely: Python tries again, and tells
+      return false;
+    }
+    outcome.spent.push_back({carried.move.page, carried.nbytes, now_s(), {}});
+    return true;
+  }
+
   // The host waits for nothing here.
   void perform_on_device(
       const std::vector<Carried>& moves, const std::vector<Held>& storages, int64_t so_far, Outcome& outcome) const {
@@ -156,10 +187,12 @@ struct Carrier {
         if (carried.is_used) {
           lanes->use(carried.move.page, storages[place]);
         }
-        outcome.streams.emplace_back(carried.move.page, lanes->streams_of(carried.move.page));
+        know(carried.move.page, outcome);
       }
     }
-    outcome.ended = lanes->waits() == waits ? outcome.began : lanes->now();
+    if (lanes->waits() != waits) {
+      outcome.ended = lanes->now();
+    }
     outcome.is_all = true;
   }
 
@@ -169,9 +202,7 @@ struct Carrier {
     try {
       switch (carried.move.act) {
         case Act::start_evict:
-          if (carried.home) {
-            lanes->born(page, *carried.home);
-          }
+          is_born(carried);
           if (lanes->start_evict(page, storage, carried.last_use)) {
             return true;
           }
@@ -191,7 +222,18 @@ struct Carrier {
           otherwise = State::evicted;
           lanes->finish_fetch(page);
           return true;
-        default:
+        case Act::drop:
+          is_born(carried);
+          if (carried.program->hold()) {
+            lanes->release(page, storage);
+            return true;
+          }
+          break;
+        case Act::recompute:
+          otherwise = State::dropped;
+          recompute_on_device(carried, storage, outcome);
+          return true;
+        case Act::discard:
           break;
       }
     } catch (const std::exception&) {  // Python tries again, and tells
@@ -199,6 +241,42 @@ struct Carrier {
     outcome.failed = page;
     outcome.state = otherwise;
     return false;
+  }
+
+  void recompute_on_device(const Carried& carried, const Held& storage, Outcome& outcome) const {
+    const PageId page = carried.move.page;
+    outcome.spent.push_back({no_page, 0, now_s(), lanes->now()});
+    for (const auto& [input, home] : carried.homes) {
+      lanes->born(input, home);
+    }
+    const StreamId before = lanes->go_home(page);
+    try {
+      for (const Program::Input& input : carried.program->inputs()) {
+        lanes->use(input.page, input.storage);
+      }
+      carried.program->run(storage, carried.nbytes);
+    } catch (...) {
+      lanes->go_to(before);
+      throw;
+    }
+    lanes->go_to(before);
+    lanes->was_recomputed(page);
+    for (const Program::Input& input : carried.program->inputs()) {
+      know(input.page, outcome);
+    }
+    outcome.ended = lanes->now();
+    outcome.spent.push_back({page, carried.nbytes, now_s(), outcome.ended});
+  }
+
+  void is_born(const Carried& carried) const {
+    if (carried.home) {
+      lanes->born(carried.move.page, *carried.home);
+    }
+  }
+
+  // On which streams the page may be used now.
+  void know(PageId page, Outcome& outcome) const {
+    outcome.streams.emplace_back(page, lanes->streams_of(page));
   }
 };
 

@@ -35,6 +35,7 @@ struct Recomputation {
   int page;
   std::vector<int> inputs;
   int64_t extra_bytes;
+  std::vector<int> ops;  // that are repeated
 };
 
 struct StepPlan {
@@ -145,10 +146,6 @@ class Following {
     if (!carrier.exists() || made_bytes_ >= carrier.most_made) {
       return false;
     }
-    const bool drops = passed_.position >= 0 && !op_at(passed_.position).drops.empty();
-    if (drops || !next()->recomputes.empty()) {  // nothing is decided in vain
-      return false;
-    }
     const Account& account = pages_.account(handover_.device);
     return now_s() < carrier.until_s || account.limit - account.resident >= next()->new_bytes;
   }
@@ -158,6 +155,10 @@ class Following {
     const auto tier = static_cast<size_t>(handover_.carrier.tier);
     const auto& held = pages_.account(handover_.device).held;
     made_bytes_ += op_at(passed_.position).new_bytes;
+    for (const Spent& spent : outcome.spent) {
+      made_bytes_ += spent.nbytes;
+      passed_.journal->spent(spent.page, spent.nbytes, spent.until_s, spent.until);
+    }
     if (outcome.began) {
       passed_.journal->moved(held[tier], held[tier + 1], outcome.began, outcome.ended);  // the disk is behind
     } else {
@@ -171,13 +172,41 @@ class Following {
     for (size_t place = 0; place < moves.size() && place <= outcome.count; ++place) {
       const Act act = moves[place].move.act;
       Page* page = pages_.find(moves[place].move.page);
-      if (page != nullptr && (act == Act::release || act == Act::start_fetch || act == Act::finish_fetch)) {
+      if (page != nullptr && act != Act::start_evict && act != Act::finish_evict && act != Act::discard) {
         page->streams.clear();
       }
     }
     for (const auto& [id, streams] : outcome.streams) {
       if (Page* page = pages_.find(id)) {
         page->streams.assign(streams.begin(), streams.end());
+      }
+    }
+  }
+
+  // What is to recompute the page, which is dropped now. Whether it can: it takes what has been recorded in any case.
+  std::pair<std::shared_ptr<Program>, bool> new_program(const Page& page) const {
+    const auto& recipe = *page.recipe;
+    const auto& ops = recomputation(recipe.number).ops;
+    auto program = std::make_shared<Program>(page.id, handover_.carrier.calls->at(ops));
+    const auto inputs = program->inputs([&](PageId id) {
+      const Page* found = pages_.find(id);
+      return found == nullptr ? -1 : found->writes;
+    });
+    const bool is_able = program->size() == ops.size() && inputs &&
+        *inputs == std::set<PageId>(recipe.inputs.begin(), recipe.inputs.end()) && program->takes(*inputs, pages_);
+    return {std::move(program), is_able};
+  }
+
+  // Pages that were dropped have their programs now, and those that were recomputed need none. The moves have the others:
+  // whoever lets go of one holds no lock.
+  void exchange_programs(std::vector<Carried>& moves, size_t count) {
+    for (size_t place = 0; place < count; ++place) {
+      Carried& carried = moves[place];
+      Page* page = pages_.find(carried.move.page);
+      if (page != nullptr && carried.move.act == Act::drop) {
+        std::swap(page->program, carried.program);
+      } else if (page != nullptr && carried.move.act == Act::recompute) {
+        page->program = nullptr;
       }
     }
   }
@@ -336,6 +365,7 @@ class Following {
     if (Page* page = pages_.find(id)) {
       touch(*page);
       ++page->touch.writes;
+      ++page->writes;
       if (page->state == State::clean) {  // if it has left meanwhile, that was after the write
         pages_.give_up_copy(*page);
       }

@@ -40,6 +40,11 @@ bool is_peculiar(const at::TensorImpl& tensor) {
   return !is_strided(tensor) || tensor.key_set().has_any(peculiar_keys);
 }
 
+// Whether a strided tensor is its storage, sizes, strides, offset and type, and nothing else.
+bool is_bare(const at::Tensor& tensor) {
+  return !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 // The last `count` values of a stack.
 struct Last {
   const torch::jit::Stack& stack;
@@ -89,6 +94,7 @@ void Interposer::claim(const std::string& key) {
   above_ = above_python_ - Keys({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
   key_ = wanted;
   Unseen::keys = (Keys(Keys::FULL) ^ Keys(Keys::FULL_AFTER, c10::DispatchKey::Python)) | Keys(wanted);
+  Call::hide_from(above_ | Keys({wanted, c10::DispatchKey::Python}));
   static const int forks = pthread_atfork(
       [] { interposer().lock.lock(); },
       [] { interposer().lock.unlock(); },
@@ -342,24 +348,24 @@ void Interposer::run_plain(
   const auto others = stack->size() - given.count;
   std::vector<c10::IValue> arguments;
   std::optional<Undo> undo;  // where it is needed; room is short only while a plan is followed
-  bool is_repeatable = op.is_repeatable();
-  if (!is_repeatable && (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected)) {
+  bool can_begin_anew = op.can_begin_anew();
+  if (!can_begin_anew && (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected)) {
     undo.emplace(settings.device_type, below_);
-    is_repeatable = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
+    can_begin_anew = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
   }
-  if (is_repeatable) {  // kernels move from the stack
+  if (can_begin_anew) {  // kernels move from the stack
     arguments.assign(given.begin(), given.end());
   }
   bool has_room = true;
   try {
-    if (self.is_captured) {
-      capture(handle, *stack, self);
+    if (self.is_captured && op.is_repeatable) {
+      self.call = capture(handle, *stack, self);
     }
     const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
     handle.redispatchBoxed(below, stack);
   } catch (...) {
     const auto knower = owner();
-    has_room = !is_repeatable || !knower || !knower->is_out_of_memory();
+    has_room = !can_begin_anew || !knower || !knower->is_out_of_memory();
     finish(op, handle, nullptr, self, !has_room);
     if (has_room) {
       throw;
@@ -391,12 +397,35 @@ void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchK
   runner->run(handle, stack);
 }
 
-void Interposer::capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self) {
-  if (const auto recorder = owner()) {
-    const auto given = arguments_of(handle, stack);
-    const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_ | c10::DispatchKeySet(key_)};
-    recorder->capture(self.position, handle, {given.begin(), given.end()});
+// The call, recorded; null if it cannot be repeated. See `can_be_repeated` in `capture/call.py`.
+std::shared_ptr<Call> Interposer::capture(
+    const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : arguments_of(handle, stack)) {
+    every_tensor(value, [&](const at::Tensor& tensor) {
+      tensors.push_back(tensor);
+      return true;
+    });
   }
+  size_t small_bytes = 0;
+  std::vector<PageId> used;
+  std::map<PageId, Call::Read> reads;
+  {
+    std::lock_guard<std::mutex> held(lock);
+    for (const at::Tensor& tensor : tensors) {
+      const PageId id = used.emplace_back(page_of(tensor));
+      if (id == no_page) {
+        small_bytes += tensor.storage().nbytes();
+      } else {
+        const bool is_written = std::find(self.wrote.begin(), self.wrote.end(), id) != self.wrote.end();
+        reads[id] = {pages.find(id)->writes, is_written};
+      }
+    }
+  }
+  if (small_bytes > most_small_bytes || !std::all_of(tensors.begin(), tensors.end(), is_bare)) {
+    return nullptr;
+  }
+  return std::make_shared<Call>(handle, arguments_of(handle, stack), std::move(used), std::move(reads));
 }
 
 // The operation begins, if all that it touches is known and nothing has to move.
@@ -489,6 +518,7 @@ bool Interposer::carry(Running& self) {
   }
   const std::vector<PageId> landed = carrier.landed();
   std::vector<Carried> moves;
+  bool is_able = true;
   size_t journal_size = 0;
   int64_t so_far = 0;
   {
@@ -502,11 +532,14 @@ bool Interposer::carry(Running& self) {
       Carried& carried = moves.emplace_back(Carried{move});
       if (const Page* page = pages.find(move.page)) {
         const bool is_used = std::find(self.pages.begin(), self.pages.end(), page->id) != self.pages.end();
-        carried = {move, page->nbytes, page->tier, page->alive, is_used, carrier.tick + following.last_use(*page), {}};
-        if (!page->is_named && !page->streams.empty()) {
-          carried.home = page->streams.front();
-        }
+        carried = {move, page->nbytes, page->tier, page->alive, is_used, carrier.tick + following.last_use(*page)};
+        carried.home = home_of(*page);
+        is_able = note_program(carried, *page) && is_able;
       }
+    }
+    if (!is_able) {
+      following.go_back(0, no_page, State::other);
+      return false;
     }
     journal_size = following.journal_size();
     so_far = following.ops();
@@ -520,6 +553,7 @@ bool Interposer::carry(Running& self) {
     if (carrier.lanes) {
       following.know_streams(moves, outcome);
     }
+    following.exchange_programs(moves, outcome.count);
     if (outcome.is_all) {
       following.has_carried(outcome);
       self.epoch = following.epoch();
@@ -532,6 +566,34 @@ bool Interposer::carry(Running& self) {
   }
   carried_.notify_all();
   return outcome.is_all;
+}
+
+// How the page is recomputed, if it moves that way. Whether that can be done without Python.
+bool Interposer::note_program(Carried& carried, const Page& page) const {
+  bool is_able = true;
+  if (carried.move.act == Act::drop) {
+    std::tie(carried.program, is_able) = following.new_program(page);
+  } else if (carried.move.act == Act::recompute) {
+    carried.program = page.program;
+    is_able = carried.program != nullptr;
+  }
+  if (is_able && carried.move.act == Act::recompute) {
+    for (const Program::Input& input : carried.program->inputs()) {
+      const Page* its = pages.find(input.page);
+      if (const auto home = its == nullptr ? std::nullopt : home_of(*its)) {
+        carried.homes.emplace_back(input.page, *home);
+      }
+    }
+  }
+  return is_able;
+}
+
+// The stream for which the page's memory was allocated, if Python never heard of it.
+std::optional<StreamId> Interposer::home_of(const Page& page) {
+  if (page.is_named || page.streams.empty()) {
+    return std::nullopt;
+  }
+  return page.streams.front();
 }
 
 // Whether the operation follows the plan, and whether pages have to move for it.
@@ -607,6 +669,8 @@ void Interposer::finish(
   bool is_short = false;
   bool was_pinned = false;
   std::vector<std::unique_ptr<Page>> graveyard;
+  const auto call = std::exchange(self.call, nullptr);
+  Recorded forgotten;  // without the lock
 
   const auto note = [&](const at::Tensor& tensor) {
     const auto& impl = *tensor.unsafeGetTensorImpl();
@@ -659,6 +723,10 @@ void Interposer::finish(
         every_tensor(value, note);
       }
     }
+    if (call && stack != nullptr && is_following && self.epoch == following.epoch()) {
+      call->made(Last{*stack, handle.schema().returns().size()}, [&](const at::Tensor& tensor) { return page_of(tensor); });
+      forgotten = following.carrier().calls->keep(self.position, call);
+    }
     if (is_following && self.epoch == following.epoch() && self.position >= 0) {
       if (!is_run_again || self.is_prepared || !following.take_back(self.position, self.journal_size)) {
         for (const PageId id : stack != nullptr ? self.wrote : self.pages) {
@@ -680,17 +748,13 @@ void Interposer::finish(
     was_pinned = std::exchange(self.is_pinned, false);
     graveyard = pages.take_graveyard();
   }
-  const bool is_captured = self.is_captured && stack != nullptr;
-  const bool has_news = is_captured || !planned.empty() || was_pinned || !resized.empty() || !for_python.empty() || is_short;
+  const bool has_news = !planned.empty() || was_pinned || !resized.empty() || !for_python.empty() || is_short;
   const auto hearer = has_news || self.must_end ? owner() : nullptr;
   if (!hearer) {
     return;
   }
   if (!planned.empty()) {
     hearer->give_python_objects(planned);
-  }
-  if (is_captured) {
-    hearer->captured(self.position, handle, *stack);
   }
   if (was_pinned) {
     hearer->ended_pinned(!op.writes.empty());

@@ -39,8 +39,9 @@ struct Operator {
   bool is_seeded;              // it draws random numbers
   bool takes_lists;            // of tensors, and treats each index by itself
   bool searches;               // it chooses an algorithm by the memory that it finds free
+  bool is_repeatable;          // called again with the same, it gives the same bits
 
-  bool is_repeatable() const {  // run again after memory ran out, it gives what it would have given at first
+  bool can_begin_anew() const {  // after memory ran out, it gives what it would have given at first
     return writes.empty() && !is_seeded;
   }
 };
@@ -62,9 +63,6 @@ class Owner {
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
   // The plan's operation at `position` begins, on these pages: has them there, and room for what it creates.
   virtual Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
-  // Records that operation with its arguments, before it runs, and what it made: a page may be recomputed by it.
-  virtual void capture(int position, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments) = 0;
-  virtual void captured(int position, const c10::OperatorHandle& op, const torch::jit::Stack& stack) = 0;
   // Whoever waits for another thread here, which may need the GIL, has it not.
   virtual void without_gil(const std::function<void()>& what) = 0;
   virtual void ended(const std::vector<PageId>& pages, const std::vector<PageId>& written) = 0;
@@ -93,7 +91,8 @@ struct Running {
   int position = -1;          // of the operation in the plan; -1 if it has none so far
   bool is_prepared = false;   // Python has moved pages for it
   bool must_end = false;      // and hears of its end
-  bool is_captured = false;   // Python records it
+  bool is_captured = false;   // it may have to be repeated
+  std::shared_ptr<Call> call;  // it, recorded
   bool is_expected = false;   // the plan's next operation is like this one, if it creates a page
   size_t journal_size = 0;    // before it
   std::vector<PageId> wrote;  // pages that it may write
@@ -112,29 +111,6 @@ struct Settings {
   int64_t large = 1;  // pages of so large a part of the limit may make an operation exceed it by itself
   int64_t runs = 1;  // an operator that takes lists is split if it needs more than the limit by so many
 };
-
-// Calls `visit` with each tensor of an argument or result that is defined, until it returns false. Whether it never did.
-template <typename Visit>
-bool every_tensor(const c10::IValue& value, const Visit& visit) {
-  const auto one = [&](const at::Tensor& tensor) { return !tensor.defined() || visit(tensor); };
-  if (value.isTensor()) {
-    return one(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorList()) {
-      if (!one(tensor)) {
-        return false;
-      }
-    }
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorList()) {
-      if (tensor.has_value() && !one(*tensor)) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
 
 class Interposer {
  public:
@@ -172,6 +148,12 @@ class Interposer {
     carried_.wait(held, [&] { return !is_carrying; });
   }
 
+  // The page of a tensor, if that looks at one; else `no_page`. For whoever holds the lock.
+  PageId page_of(const at::Tensor& tensor) const {
+    const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    return page == nullptr ? no_page : page->id;
+  }
+
   std::mutex lock;
   Pages pages;
   Following following{pages};
@@ -200,8 +182,10 @@ class Interposer {
   bool may_be_large(const std::vector<Page*>& used);
   Entrance prepare(Running& self);
   bool carry(Running& self);
+  bool note_program(Carried& carried, const Page& page) const;
+  static std::optional<StreamId> home_of(const Page& page);
   std::optional<std::vector<Page*>> next_on(int position, const std::vector<PageId>& used);
-  void capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
+  std::shared_ptr<Call> capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
   void finish(
       const Operator& op,
       const c10::OperatorHandle& handle,

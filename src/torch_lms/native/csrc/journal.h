@@ -30,6 +30,7 @@ enum class What : int8_t {
   ends = 4,
   died = 5,  // a page
   moved = 6,  // pages, for the operation that began last, until then: bytes in host memory, and on disk
+  spent = 7,  // time, before that and until then, on recomputing a page; on waiting, if there is none
 };
 
 class Moment;
@@ -74,9 +75,22 @@ class Journal {
     moved(host_bytes, disk_bytes);
     moments_.emplace_back(std::move(began), std::move(ended));
   }
+  void spent(PageId page, int64_t nbytes, double until_s, std::shared_ptr<Moment> until) {
+    events_.push_back({What::spent, page, nbytes, until_s});
+    if (until) {
+      marks_.push_back(std::move(until));
+    }
+  }
   // Forget all that came after it had this size.
   void shrink(size_t size) {
-    events_.resize(size);
+    for (; events_.size() > size; events_.pop_back()) {
+      const What what = events_.back().what;
+      if (what == What::moved && !moments_.empty()) {
+        moments_.pop_back();
+      } else if (what == What::spent && !marks_.empty()) {
+        marks_.pop_back();
+      }
+    }
   }
   const std::vector<Event>& events() const {
     return events_;
@@ -85,10 +99,15 @@ class Journal {
   const std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>>& moments() const {
     return moments_;
   }
+  // Until when time was spent, for each such event, on a stream.
+  const std::vector<std::shared_ptr<Moment>>& marks() const {
+    return marks_;
+  }
 
  private:
   std::vector<Event> events_;
   std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>> moments_;
+  std::vector<std::shared_ptr<Moment>> marks_;
 };
 
 }  // namespace torch_lms

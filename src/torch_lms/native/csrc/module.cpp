@@ -118,25 +118,6 @@ void put_results(
   }
 }
 
-// The same, to be looked at: the tensors themselves stay without.
-py::object result_to_look_at(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const size_t count = op.schema().returns().size();
-  py::tuple results(count);
-  for (size_t place = 0; place < count; ++place) {
-    const auto& value = stack[stack.size() - count + place];
-    if (value.isTensorList()) {
-      py::list part;
-      for (const at::Tensor& tensor : value.toTensorVector()) {
-        part.append(torch::jit::toPyObject(without_python_object(tensor, {})));
-      }
-      results[place] = part;
-    } else {
-      results[place] = torch::jit::toPyObject(without_python_object(value, {}));
-    }
-  }
-  return count == 1 ? py::object(results[0]) : py::object(results);
-}
-
 // The owner of the pages, as Python has it (`runtime/native_way.py`).
 class PythonOwner : public Owner {
  public:
@@ -150,10 +131,11 @@ class PythonOwner : public Owner {
   Operator describe(const c10::OperatorHandle& op) override {
     py::gil_scoped_acquire gil;
     const py::object told = call("describe", torch::detail::getTorchApiFunction(op));
-    auto [passage, name, writes, is_empty, is_seeded, takes_lists, searches] =
-        told.cast<std::tuple<int, std::string, std::vector<size_t>, bool, bool, bool, bool>>();
+    auto [passage, name, writes, is_empty, is_seeded, takes_lists, searches, is_repeatable] =
+        told.cast<std::tuple<int, std::string, std::vector<size_t>, bool, bool, bool, bool, bool>>();
     const int number = interposer().name(name);
-    return {static_cast<Passage>(passage), number, std::move(writes), is_empty, is_seeded, takes_lists, searches};
+    return {static_cast<Passage>(passage), number, std::move(writes), is_empty, is_seeded, takes_lists, searches,
+            is_repeatable};
   }
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
@@ -169,19 +151,6 @@ class PythonOwner : public Owner {
   Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
     py::gil_scoped_acquire gil;
     return static_cast<Prepared>(call("prepare", position, pages, writes).cast<int>());
-  }
-
-  void capture(int position, const c10::OperatorHandle& op, std::vector<c10::IValue> arguments) override {
-    py::gil_scoped_acquire gil;
-    auto [by_place, by_name] = as_called(op, arguments);
-    arguments.clear();
-    const py::handle function = torch::detail::getTorchApiFunction(op);
-    call("capture", position, function, std::move(by_place), std::move(by_name));
-  }
-
-  void captured(int position, const c10::OperatorHandle& op, const torch::jit::Stack& stack) override {
-    py::gil_scoped_acquire gil;
-    call("captured", position, result_to_look_at(op, stack));
   }
 
   void without_gil(const std::function<void()>& what) override {
@@ -408,7 +377,7 @@ std::vector<std::tuple<PageId, py::object, StreamId>> take_young() {
 using Numbers = std::vector<int>;
 using Moments = std::tuple<Numbers, Numbers, Numbers, Numbers>;  // `evicts`, `fetches`, `drops`, `recomputes`
 using AsTold = std::tuple<std::string, Numbers, Numbers, Numbers, int64_t, Moments, bool, bool, bool, bool>;
-using Recomputed = std::tuple<int, Numbers, int64_t>;  // see `Recomputation`
+using Recomputed = std::tuple<int, Numbers, int64_t, Numbers>;  // see `Recomputation`
 
 std::shared_ptr<StepPlan> new_plan(
     const std::vector<AsTold>& ops, std::vector<int64_t> nbytes, const std::vector<Recomputed>& recomputations) {
@@ -420,14 +389,14 @@ std::shared_ptr<StepPlan> new_plan(
          is_captured, is_python});
   }
   plan->nbytes = std::move(nbytes);
-  for (const auto& [page, inputs, extra_bytes] : recomputations) {
-    plan->recomputations.push_back({page, inputs, extra_bytes});
+  for (const auto& [page, inputs, extra_bytes, repeated] : recomputations) {
+    plan->recomputations.push_back({page, inputs, extra_bytes, repeated});
   }
   return plan;
 }
 
-// Its state and tier; whether its lower copy is new, whether it has to stay on the device.
-using PageState = std::tuple<PageId, int, int, bool, bool>;
+// Its state and tier; whether its lower copy is new, whether it has to stay on the device; how often it was written.
+using PageState = std::tuple<PageId, int, int, bool, bool, int64_t>;
 
 // As `Planned` in `policy/planned.py` has them: the pages that are due, and those to be evicted, fetched and dropped.
 using Lists = std::tuple<std::vector<PageId>, std::vector<PageId>, std::vector<PageId>, std::vector<PageId>>;
@@ -447,9 +416,10 @@ AsRecipe told(PageId page, const Recipe& recipe) {
 // Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-// Who performs moves, of the CPU or of a device with streams (none: Python); the number of the tier below; bytes that are
-// created until Python is asked, and when it is, if room is short; the tick of the last operation.
-using AsCarrier = std::tuple<std::shared_ptr<Spill>, std::shared_ptr<Lanes>, int, int64_t, double, int64_t>;
+// Who performs moves, of the CPU or of a device with streams (none: Python); the calls of the step; the number of the tier
+// below; bytes that are created until Python is asked, and when it is, if room is short; the tick of the last operation.
+using AsCarrier =
+    std::tuple<std::shared_ptr<Spill>, std::shared_ptr<Lanes>, std::shared_ptr<Calls>, int, int64_t, double, int64_t>;
 
 void follow(
     std::shared_ptr<StepPlan> plan,
@@ -465,11 +435,12 @@ void follow(
     const std::vector<AsRecipe>& dropped,
     const AsCarrier& carrier) {
   locked([&](Interposer& all) {
-    for (const auto& [id, state, tier, has_new_copy, is_fixed] : states) {
+    for (const auto& [id, state, tier, has_new_copy, is_fixed, writes] : states) {
       if (Page* page = all.pages.find(id)) {
         all.pages.set(*page, static_cast<State>(state), tier);
         page->has_new_copy = has_new_copy;
         page->is_fixed = is_fixed;
+        page->writes = writes;
       }
     }
     all.pages.take_moved();
@@ -503,7 +474,7 @@ void follow(
     handover.device = device;
     std::tie(handover.limit, handover.resident, handover.peak, handover.resident_peak, handover.patience_us) = sizes;
     Carrier& its = handover.carrier;
-    std::tie(its.spill, its.lanes, its.tier, its.most_made, its.until_s, its.tick) = carrier;
+    std::tie(its.spill, its.lanes, its.calls, its.tier, its.most_made, its.until_s, its.tick) = carrier;
     all.following.begin(std::move(handover));
     for (const auto& [id, number] : bound) {
       if (Page* page = all.pages.find(id)) {
@@ -532,6 +503,13 @@ py::object move(
   std::vector<std::tuple<int, PageId, int, int64_t>> asked;
   std::vector<AsRecipe> recipes;
   std::vector<Living> unknown;
+  const auto note_unknown = [&](Page* page) {
+    if (page != nullptr && !page->is_named) {
+      if (auto alive = living(*page)) {  // which names it
+        unknown.push_back(std::move(*alive));
+      }
+    }
+  };
   locked([&](Interposer& all) {
     moves = all.move(position, pages, written, landed);
     if (!moves) {
@@ -543,12 +521,16 @@ py::object move(
       asked.emplace_back(static_cast<int>(act), id, tier, was_used ? page->touch.tick : -1);
       if (act == Act::drop && page != nullptr) {
         recipes.push_back(told(id, *page->planned_recipe));
-      }
-      if (page != nullptr && !page->is_named) {
-        if (auto alive = living(*page)) {
-          unknown.push_back(std::move(*alive));
+        for (const PageId input : page->planned_recipe->inputs) {
+          note_unknown(all.pages.find(input));
         }
       }
+      if (act == Act::recompute && page != nullptr && page->program) {
+        for (const Program::Input& input : page->program->inputs()) {
+          note_unknown(all.pages.find(input.page));
+        }
+      }
+      note_unknown(page);
     }
     std::tie(journal, journaled) = all.following.cut();
     ops = all.following.ops();
@@ -684,6 +666,124 @@ auto waiting(Copies& copies, Do what) {
   }
 }
 
+// A call that Python is about to make. `writes`: the positions of the arguments that it writes; `writes_of`: how often a
+// page was written so far.
+std::shared_ptr<Call> record(
+    const std::string& name,
+    const std::string& overload,
+    const py::tuple& by_place,
+    const py::dict& by_name,
+    const std::vector<size_t>& writes,
+    const std::function<int64_t(PageId)>& writes_of) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  const torch::jit::ToIValueAllowNumbersAsTensors also_numbers(true);
+  const auto stack = torch::jit::createStackForSchema(
+      op.schema(), torch::jit::tuple_slice(by_place), py::reinterpret_borrow<py::kwargs>(by_name), std::nullopt);
+  std::vector<PageId> pages;
+  std::map<PageId, Call::Read> reads;
+  locked([&](Interposer& all) {
+    for (size_t place = 0; place < stack.size(); ++place) {
+      const bool is_written = std::find(writes.begin(), writes.end(), place) != writes.end();
+      every_tensor(stack[place], [&](const at::Tensor& tensor) {
+        const PageId page = pages.emplace_back(all.page_of(tensor));
+        if (page != no_page) {
+          Call::Read& read = reads[page];
+          read.is_written = read.is_written || is_written;
+        }
+        return true;
+      });
+    }
+  });
+  for (auto& [page, read] : reads) {
+    read.writes = writes_of(page);
+  }
+  return std::make_shared<Call>(op, stack, std::move(pages), std::move(reads));
+}
+
+// Such a call gave `result`.
+void made(Call& call, const py::object& result, const py::object& /*find*/) {
+  torch::jit::Stack results;
+  put_results(call.op(), &results, result, {});
+  locked([&](Interposer& all) { call.made(results, [&](const at::Tensor& tensor) { return all.page_of(tensor); }); });
+}
+
+// Repeats it, on these storages of the pages among its arguments. Those of the pages that it makes.
+std::map<PageId, py::object> repeat(const Call& call, const std::map<PageId, py::object>& given) {
+  std::map<PageId, Held> storages;
+  for (const auto& [page, storage] : given) {
+    storages[page] = held(storage);
+  }
+  HANDLE_TH_ERRORS
+  call.repeat(storages);
+  END_HANDLE_TH_ERRORS_PYBIND
+  std::map<PageId, py::object> made;
+  for (const PageId page : call.results()) {
+    made[page] = to_python(storages.at(page));
+  }
+  return made;
+}
+
+// How the page is recomputed from now on: by the calls at these positions, from these pages. Whether that gives it as it
+// is; if not, nothing changed. `writes_of`: how often a page was written so far, -1 if it is none any more.
+bool bind(
+    Calls& calls,
+    PageId id,
+    const std::vector<PageId>& wanted,
+    const std::vector<int>& ops,
+    const std::function<int64_t(PageId)>& writes_of) {
+  auto program = std::make_shared<Program>(id, calls.at(ops));
+  const auto found = program->inputs(writes_of);
+  if (program->size() != ops.size() || !found || *found != std::set<PageId>(wanted.begin(), wanted.end())) {
+    return false;
+  }
+  const bool are_pages = locked([&](Interposer& all) { return program->takes(*found, all.pages); });
+  if (!are_pages || !program->hold()) {
+    return false;
+  }
+  locked([&](Interposer& all) {
+    if (Page* page = all.pages.find(id)) {
+      std::swap(page->program, program);
+    }
+  });
+  return true;
+}
+
+std::shared_ptr<Program> program_of(PageId id) {
+  return locked([&](Interposer& all) {
+    const Page* page = all.pages.find(id);
+    return page == nullptr ? nullptr : page->program;
+  });
+}
+
+// What it is recomputed from; nothing if there is no way to.
+std::vector<PageId> inputs(PageId id) {
+  std::vector<PageId> pages;
+  if (const auto program = program_of(id)) {
+    for (const Program::Input& input : program->inputs()) {
+      pages.push_back(input.page);
+    }
+  }
+  return pages;
+}
+
+// Gives the page's emptied storage its content again. Errors are PyTorch's.
+void recompute(PageId id, py::handle storage, int64_t nbytes) {
+  HANDLE_TH_ERRORS
+  const auto program = program_of(id);
+  TORCH_CHECK(program, "nothing is known of how page ", id, " is recomputed");
+  const Held target = held(storage);
+  const py::gil_scoped_release free;
+  program->run(target, nbytes);
+  END_HANDLE_TH_ERRORS_PYBIND
+}
+
+std::shared_ptr<Program> take_program(PageId id) {
+  return locked([&](Interposer& all) {
+    Page* page = all.pages.find(id);
+    return page == nullptr ? nullptr : std::exchange(page->program, nullptr);
+  });
+}
+
 // A list of each attribute: objects for each copy would keep the garbage collector busy.
 auto take_copied(Spill& spill) {
   std::tuple<std::vector<bool>, std::vector<double>, std::vector<double>, std::vector<int64_t>, std::vector<PageId>> told;
@@ -717,6 +817,10 @@ void hinder(std::optional<Tampering::Hindrance> hindrance) {
   Tampering::hinder(hindrance ? std::make_shared<const Tampering::Hindrance>(std::move(*hindrance)) : nullptr);
 }
 
+void refuse(std::optional<Tampering::Refusal> refusal) {
+  Tampering::refuse(refusal ? std::make_shared<const Tampering::Refusal>(std::move(*refusal)) : nullptr);
+}
+
 // Another tensor of the same storage, which may be too small for it: whoever uses it sees to that.
 at::Tensor alias(const at::Tensor& tensor, std::vector<int64_t> sizes, std::vector<int64_t> strides, int64_t offset) {
   at::Tensor made = at::detail::make_tensor<c10::TensorImpl>(
@@ -737,7 +841,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         }
         return told;
       })
-      .def("moments", &Journal::moments);
+      .def("moments", &Journal::moments)
+      .def("marks", &Journal::marks);
+  py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("made", &made).def("repeat", &repeat);
+  py::class_<Calls, std::shared_ptr<Calls>>(module, "Calls")
+      .def(py::init<>())
+      .def("keep", [](Calls& calls, int position, const std::shared_ptr<Call>& call) { calls.keep(position, call); })
+      .def("clear", &Calls::clear)
+      .def("bind", &bind);
   py::class_<Spill, std::shared_ptr<Spill>>(module, "Spill")
       .def(py::init<int, size_t>())
       .def("grant", &Spill::grant)
@@ -832,7 +943,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("abandon", [](std::shared_ptr<Lanes> lanes) {  // of its events none is destroyed
         new std::shared_ptr<Lanes>(std::move(lanes));
       });
+  module.def("record", &record);
+  module.def("inputs", &inputs);
+  module.def("recompute", &recompute);
+  module.def("unbind", [](PageId id) { take_program(id); });
+  module.def("kernel_settings", &kernel_settings_now);
   module.def("hinder", &hinder);
+  module.def("refuse", &refuse);
   module.def("fail_next_copy", [] { Tampering::fails_next = true; });
   module.def("be_silent", [](bool is_silent) { Tampering::is_silent = is_silent; });
   module.def("alias", &alias);

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "lanes.h"
+#include "calls.h"
 
 #include <c10/core/StorageImpl.h>
 #include <c10/util/SmallVector.h>
@@ -44,6 +44,8 @@ struct Recipe {
   int64_t extra_bytes;
 };
 
+class Program;
+
 struct Page {
   PageId id;
   c10::StorageImpl* storage;
@@ -62,6 +64,7 @@ struct Page {
   bool is_fixed = false;        // it must stay on the device, or is pinned
   std::shared_ptr<const Recipe> planned_recipe = {};  // the plan has it dropped now
   std::shared_ptr<const Recipe> recipe = {};          // it is dropped
+  std::shared_ptr<Program> program = {};              // recomputes it, if Python does not
   int dependents = 0;           // pages that are dropped, and recomputed from it as it is
   uint64_t moved = 0;           // when its state last changed here, since Python last heard; 0 if it did not
   uint64_t due = 0;             // its places in the lists of `Moving`; 0 if it is not there
@@ -76,6 +79,7 @@ struct Page {
   uint64_t seen_by = 0;         // the operation that looked it up last
   bool is_touched = false;      // since Python last heard: see `Touch`
   Touch touch = {};
+  int64_t writes = 0;           // so far
 
   bool may_be_used_on(StreamId stream) const {
     return std::find(streams.begin(), streams.end(), stream) != streams.end();

@@ -208,7 +208,7 @@ struct Copied {
   PageId page;
 };
 
-// What tests do to all copies of this process.
+// What tests do to all copies of this process, and to calls that are repeated.
 class Tampering {
  public:
   // Asked before each read and write, with the GIL: how that fails.
@@ -224,6 +224,23 @@ class Tampering {
     return hindrance_;
   }
 
+  // Asked before each call is repeated, with the GIL: whether there is no memory for it.
+  using Refusal = std::function<bool()>;
+
+  static void refuse(std::shared_ptr<const Refusal> refusal) {
+    std::lock_guard<std::mutex> held(lock_);
+    refusal_.swap(refusal);
+  }
+
+  static void repeats() {
+    std::shared_ptr<const Refusal> refusal;
+    {
+      std::lock_guard<std::mutex> held(lock_);
+      refusal = refusal_;
+    }
+    TORCH_CHECK(!refusal || !(*refusal)(), "DefaultCPUAllocator: can't allocate memory (injected)");
+  }
+
   // On a device with streams.
   static void fail() {
     if (fails_next.exchange(false)) {
@@ -237,6 +254,7 @@ class Tampering {
  private:
   inline static std::mutex lock_;
   inline static std::shared_ptr<const Hindrance> hindrance_;
+  inline static std::shared_ptr<const Refusal> refusal_;
 };
 
 // Any thread may call any method.
