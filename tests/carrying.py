@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
@@ -11,6 +11,7 @@ import torch
 import torch_lms
 from tests.fault_rig import check_books
 from tests.injection import step_of_many_pages
+from torch_lms.engine import Speeds, engine
 from torch_lms.runtime import api
 from torch_lms.runtime.native_moves import Moves
 
@@ -73,15 +74,17 @@ def again_and_again(look: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
-def carrying(device: torch.device, expected: torch.Tensor) -> Iterator[Carrying]:
+def carrying(device: torch.device, expected: torch.Tensor, recompute: bool = False) -> Iterator[Carrying]:
     """A session on ``device``, from the first planned step on. At its end the books must add up.
 
     Args:
         device: of the pages.
         expected: what each step gives.
+        recompute: whether pages are recomputed, where that is possible, rather than moved.
     """
     perform = Moves.perform
-    with torch_lms.session(limit=LIMIT, min_size=1024, device=device, recompute=False) as lms:
+    slow = mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)) if recompute else nullcontext()
+    with slow, torch_lms.session(limit=LIMIT, min_size=1024, device=device, recompute=recompute) as lms:
         session = Carrying(lms, device)
         assert all(map(expected.equal, session.run(WARM_UP)))
         lms.reset_stats()

@@ -3,7 +3,7 @@
     python -m tests.accelerator.mutants [--programs N] [--match TEXT]
 
 A mutant is a process of its own, in which one wait of ``runtime/streams.py``, ``runtime/staging.py`` or
-``native/csrc/lanes.h`` is left out. It runs programs until one goes wrong: those written for that wait first, then
+``native/csrc`` is left out. It runs programs until one goes wrong: those written for that wait first, then
 random ones (``tests.accelerator.fuzz``). A wait that nothing misses is either needless, or not tested. Exits with 1 if
 there is one.
 """
@@ -50,13 +50,14 @@ class Mutant:
     @property
     def is_native(self) -> bool:
         """Whether it is the native interposer's wait."""
-        return self.module == "lanes"
+        return self.module in ("lanes", "carrier")
 
     @property
     def file(self) -> Path:
         """The source."""
         package = ROOT / "src" / "torch_lms"
-        return package / "native/csrc/lanes.h" if self.is_native else package / "runtime" / f"{self.module}.py"
+        native, python = package / "native" / "csrc" / f"{self.module}.h", package / "runtime" / f"{self.module}.py"
+        return native if self.is_native else python
 
     def applied(self, source: str) -> str:
         """``source`` without the wait.
@@ -201,6 +202,12 @@ MUTANTS = (
         "}\n    free",
     ),
     Mutant("native: recomputing: home for the program's stream", "lanes", "catch_up(home);\n    go_to", "go_to"),
+    Mutant(
+        "native: recomputing: home for the inputs",
+        "carrier",
+        "lanes->use(input.page, input.storage);",
+        "static_cast<void>(input);",
+    ),
     Mutant(
         "native: recomputing: other streams for the result",
         "lanes",

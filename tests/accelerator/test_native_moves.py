@@ -96,6 +96,22 @@ def test_python_performs_none_of_the_moves(session: Carrying, expected: torch.Te
     assert session.performed == 0
 
 
+@pytest.mark.parametrize("schedule", ["mixed", "lazy"])
+def test_python_recomputes_nothing(
+    schedule: str, module: ModuleType, device: torch.device, expected: torch.Tensor
+) -> None:
+    """Chains of operations, one of which writes in place."""
+    module.schedule(schedule, 5)
+    with carrying.carrying(device, expected, recompute=True) as session:
+        assert all(map(expected.equal, session.run(STEPS)))
+        stats = session.lms.stats()
+        recomputed = [span for span in session.lms.timeline().spans if span.name == "recompute"]
+    assert stats.planned_steps == STEPS
+    assert stats.recomputes > 10 * STEPS
+    assert len(recomputed) == stats.recomputes / STEPS
+    assert session.performed == 0
+
+
 def test_what_is_recorded_is_as_if_python_had_moved_them(session: Carrying) -> None:
     session.run(2)
     before = session.lms.stats()
@@ -182,7 +198,7 @@ def test_the_benchmark_of_what_the_host_takes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     us = json.loads(found.read_text())["us"]
     assert us.keys() == {"python", "native"}
-    assert us["native"].keys() == {"operation", "action"}
+    assert us["native"].keys() == {"operation", "action", "recomputation"}
 
 
 @pytest.mark.parametrize("host_limit", [0, LIMIT // 2])

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ways import IS_NATIVE
-from torch_lms.capture.call import can_be_repeated, capture_call
+from torch_lms.capture.call import _SETTINGS, can_be_repeated, capture_call
 from torch_lms.capture.registry import Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.tensors import tensors_among, untyped_storage
@@ -121,17 +121,48 @@ def test_the_same_again(first: str, pages: type[Pages]) -> None:
     assert mode.repeated
 
 
-@pytest.mark.skipif(not IS_NATIVE, reason="no native interposer")
-def test_a_number_stays_a_number() -> None:
-    """As a tensor it would make doubles of integers."""
-    pages = NativePages()
-    numbers = torch.arange(6)
-    func = torch.ops.aten.mul.Tensor
-    entry = pages.find(untyped_storage(numbers))
-    call = pages.record(func, describe(func), (numbers, 0.5), {})
+@pytest.mark.parametrize(
+    "pages", [Pages, pytest.param(NativePages, marks=pytest.mark.skipif(not IS_NATIVE, reason="no native interposer"))]
+)
+def test_integers_times_a_number_under_the_settings_of_the_first_time(pages: type[Pages]) -> None:
+    """Of a number, not of a tensor: those of doubles would be doubles. What they are then hangs on a setting."""
+    its, numbers, func = pages(), torch.arange(6), torch.ops.aten.mul.Tensor
+    entry = its.find(untyped_storage(numbers))
+    call = its.record(func, describe(func), (numbers, 0.5), {})
     halves = numbers * 0.5
-    made = pages.find(untyped_storage(halves))
-    call.made(halves, pages.find)
+    made = its.find(untyped_storage(halves))
+    call.made(halves, its.find)
     storages = {entry.page: untyped_storage(numbers).clone()}
-    pages.repeat(call, storages)
+    torch.set_default_dtype(torch.float64)
+    try:
+        its.repeat(call, storages)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert content(storages[made.page]) == content(untyped_storage(halves))
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="no native interposer")
+@pytest.mark.parametrize("place", range(len(_SETTINGS)))
+def test_a_setting_is_the_same_in_both_languages(place: int) -> None:
+    native = load.find().native
+    assert native is not None
+    ask, change = _SETTINGS[place]
+    before, seen = ask(), native.kernel_settings()
+    change(_other(before))
+    try:
+        assert native.kernel_settings()[place] != seen[place]
+    finally:
+        change(before)
+    assert native.kernel_settings() == seen
+    assert len(seen) == len(_SETTINGS)
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, str):
+        return "ieee" if value != "ieee" else "tf32"
+    if isinstance(value, tuple):
+        return True, not value[1]
+    if isinstance(value, torch.dtype):
+        return torch.float64
+    return not value if isinstance(value, bool) else value + 1

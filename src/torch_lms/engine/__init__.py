@@ -3,10 +3,20 @@
 from torch_lms.engine.backend import Backend, Mark, Spent
 from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Halt, Operation, drive
 from torch_lms.engine.plan_cache import EndedStep, Kind, OnePlan, PlanCache, Plans
-from torch_lms.engine.planning import REPEAT_S, MadePlan, MakePlan, Planner, PlanOrder, PlansAtOnce, Speeds
+from torch_lms.engine.planning import (
+    NATIVE_REPEAT_S,
+    REPEAT_S,
+    MadePlan,
+    MakePlan,
+    Planner,
+    PlanOrder,
+    PlansAtOnce,
+    Speeds,
+)
 from torch_lms.engine.step_record import Journal, StepRecord, Stretch
 
 __all__ = [
+    "NATIVE_REPEAT_S",
     "REFRESH_EVERY_S",
     "REPEAT_S",
     "Backend",

@@ -13,6 +13,9 @@ REPEAT_S = 1e-4
 """What a processor loses for each operation that is repeated on it: seconds. 60 microseconds were measured to record an
 operation, and 40 to repeat it; a page that is recomputed costs as much as one operation more."""
 
+NATIVE_REPEAT_S = 4e-6
+"""The same where the native interposer does so."""
+
 
 class Speeds(NamedTuple):
     """Speeds of the link to the next tier, and of the disk behind it.

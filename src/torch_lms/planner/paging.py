@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from torch_lms.engine import REPEAT_S, MakePlan, Speeds
+from torch_lms.engine import NATIVE_REPEAT_S, MakePlan, Speeds
 from torch_lms.errors import StoreError
 from torch_lms.machine import Calibration, Machine
 from torch_lms.planner.feasibility import lower_tiers
@@ -93,7 +93,7 @@ def simulate(
 def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int]) -> Speeds:
     """The speeds that a plan is made for, on a machine with such links and lower tiers."""
     if links.is_host_memory:
-        return Speeds(links.disk_write, links.disk_read, links.overlap_penalty, repeat_s=REPEAT_S)
+        return Speeds(links.disk_write, links.disk_read, links.overlap_penalty, repeat_s=NATIVE_REPEAT_S)
     is_disk_there = Tier.DISK in tiers  # else what finds no room in host memory goes nowhere
     write, read = (links.disk_write, links.disk_read) if is_disk_there else (_NO_DISK, _NO_DISK)
     return Speeds(links.d2h, links.h2d, links.overlap_penalty, tiers.get(Tier.HOST, inf), write, read)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from torch_lms.capture.registry import Entry
+from torch_lms.engine import NATIVE_REPEAT_S
 from torch_lms.errors import StoreError, StoreFullError
 from torch_lms.native import Native
 from torch_lms.residency import PageId, Tier
@@ -39,6 +40,8 @@ class NativeCpuExecutor(CpuExecutor):
     Attributes:
         spill: does so.
     """
+
+    repeat_s = NATIVE_REPEAT_S
 
     def __init__(self, disk: DiskStore, native: Native) -> None:
         super().__init__(disk)

@@ -44,9 +44,10 @@ inline at::Tensor outline(const at::Tensor& tensor) {
 
 constexpr size_t most_small_bytes = 1 << 20;  // of the arguments of a call that are no pages, all together
 
-// One that looks at a copy. What is larger is a placeholder (`capture/placeholder.py`): it has nothing to copy.
+// One that looks at a copy. Numbers are never written. What is larger is a placeholder (`capture/placeholder.py`): it has
+// nothing to copy.
 inline at::Tensor with_own_bytes(const at::Tensor& tensor) {
-  if (tensor.storage().nbytes() > most_small_bytes) {
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number() || tensor.storage().nbytes() > most_small_bytes) {
     return tensor;
   }
   const Unseen unseen;
