@@ -1,6 +1,6 @@
 """What LMS costs the host while room is short, in planned steps: for each operation, action and recomputation.
 
-python benchmarks/short.py                  # a minute; writes results/short-<machine>.json
+python benchmarks/short.py                  # minutes; writes results/short-<machine>.json
 python benchmarks/short.py --device cuda    # pages of a GPU; writes results/short-<machine>-cuda.json
 python benchmarks/short.py --quick          # seconds: does it work at all?
 

@@ -138,7 +138,9 @@ def _phrase(text: str, words: list[tuple[str, int, int]], old: str) -> Iterator[
     """Where the words of ``old`` follow each other, with a hyphen between them if ``old`` has one."""
     phrase = re.split("[ -]", old)
     between = re.compile("-") if "-" in old else _BETWEEN
-    for number in range(len(words) - len(phrase) + 1):
+    for number, (first, _, _) in enumerate(words):
+        if first != phrase[0]:  # most are not
+            continue
         found = words[number : number + len(phrase)]
         if [word for word, _, _ in found] != phrase:
             continue
