@@ -36,8 +36,8 @@ from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.probe import probe
 
 FORMAT = 1
-GOALS = {"operation": 2.0, "action": 10.0, "recomputation": 10.0}
-"""Most microseconds with the native interposer."""
+GOALS = {"operation": 2.0, "action": 10.0, "recomputation": None}
+"""Most microseconds with the native interposer, if there is such a goal."""
 
 _SLOW = Speeds(1e4, 1e4)
 """Links over which nothing is moved that can be recomputed: bytes per second."""
@@ -197,8 +197,10 @@ def main(rounds: int, quick: bool, name: str, output: Path | None) -> None:
         table.add_column(heading, justify="right")
     for what, goal in GOALS.items():
         cells = (f"{s.median:.1f} ({s.lower:.1f}-{s.upper:.1f})" for s in (spreads[name][what] for name in ways))
-        verdict = "met" if statistics.median(found["native"][what]) <= goal else "missed"
-        table.add_row(f"{'a' if what == 'recomputation' else 'an'} {what}", *cells, f"{goal:.0f}: {verdict}")
+        verdict = ""
+        if goal is not None:
+            verdict = f"{goal:.0f}: {'met' if statistics.median(found['native'][what]) <= goal else 'missed'}"
+        table.add_row(f"{'a' if what == 'recomputation' else 'an'} {what}", *cells, verdict)
     console.print(table)
     if output is None and not quick:
         output = RESULTS / f"short-{slug(machine)}{'' if device.type == 'cpu' else f'-{device.type}'}.json"
