@@ -60,7 +60,8 @@ def _hindrance(is_read: bool, nbytes: int) -> int:
 
 
 @contextmanager
-def _in_place_of(owner: Any, name: str, new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+def in_place_of(owner: Any, name: str, new: Callable[[Callable[..., Any]], Any]) -> Iterator[Any]:
+    """Inside, what ``new`` makes of a method stands in for it. Gives that."""
     call = new(getattr(owner, name))
     with patch.object(owner, name, call):
         yield call
@@ -70,15 +71,15 @@ def waits_for_copies(new: Callable[[Callable[..., Any]], Any]) -> AbstractContex
     """Inside, what ``new`` makes of the method that waits for a copy stands in for it, whoever copies. Gives that."""
     native = load.find().native
     owner, name = (Copy, "wait") if native is None else (native.Spill, "finish")
-    return _in_place_of(owner, name, new)
+    return in_place_of(owner, name, new)
 
 
 def starts_of_copies(name: str, new: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
     """The same for the method that starts one: a "write", or a "read"."""
     native = load.find().native
     if native is None:
-        return _in_place_of(DiskStore, name, new)
-    return _in_place_of(native.Spill, {"write": "start_evict", "read": "start_fetch"}[name], new)
+        return in_place_of(DiskStore, name, new)
+    return in_place_of(native.Spill, {"write": "start_evict", "read": "start_fetch"}[name], new)
 
 
 @contextmanager

@@ -1,17 +1,17 @@
 """A plan's drops and recomputations that the native interposer decides on: the same bits, also where one fails."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 import torch_lms
-from tests.injection import NthCall, calls_repeated, moves_in_python
+from tests.injection import NthCall, calls_repeated, in_place_of, moves_in_python
 from tests.ways import IS_NATIVE
 from torch_lms.engine import engine
 from torch_lms.engine.planning import Speeds
@@ -129,7 +129,11 @@ def test_all_go_one_way(way: Callable[[], AbstractContextManager[None]]) -> None
     with way(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         found = training.steps(6)
-        with _counted(NativeRecomputer, "bind") as bound, _counted(NativeRecomputer, "recompute") as recomputed:
+        counted = partial(NthCall, number=0, instead=None)
+        with (
+            in_place_of(NativeRecomputer, "bind", counted) as bound,
+            in_place_of(NativeRecomputer, "recompute", counted) as recomputed,
+        ):
             lms.reset_stats()
             found += training.steps(4)
         recomputes = lms.stats().recomputes
@@ -171,7 +175,7 @@ def test_a_page_that_cannot_be_dropped(fails_at: int) -> None:
     with moves_in_python(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         found = training.steps(6)
-        with _counted(NativeRecomputer, "bind", fails_at, refuse) as bound:
+        with in_place_of(NativeRecomputer, "bind", partial(NthCall, number=fails_at, instead=refuse)) as bound:
             found += training.steps(1)
         lms.validate()
         assert bound.calls > fails_at
@@ -201,7 +205,8 @@ def test_one_that_is_interrupted(
                 whole(*args)
             raise KeyboardInterrupt
 
-        with _counted(owner, name, fails_at, interrupt), pytest.raises(KeyboardInterrupt):
+        interrupted = in_place_of(owner, name, partial(NthCall, number=fails_at, instead=interrupt))
+        with interrupted, pytest.raises(KeyboardInterrupt):
             training.steps(1)
         lms.validate()
         assert all(map(torch.equal, training.weights, expected.weights))
@@ -209,10 +214,3 @@ def test_one_that_is_interrupted(
         losses = training.steps(2)
         lms.validate()
     assert all(map(torch.equal, losses, expected.steps(2)))
-
-
-@contextmanager
-def _counted(owner: Any, name: str, number: int = 0, instead: Any = None) -> Iterator[NthCall]:
-    """Inside, calls of a method are counted, and ``instead`` is done at that number."""
-    with patch.object(owner, name, NthCall(getattr(owner, name), number, instead)) as counted:
-        yield counted

@@ -10,11 +10,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ways import IS_NATIVE
-from torch_lms.capture.call import _SETTINGS, can_be_repeated, capture_call
+from torch_lms.capture.call import _SETTINGS, can_be_repeated
 from torch_lms.capture.registry import Registry, storage_nbytes
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.tensors import tensors_among, untyped_storage
 from torch_lms.native import load
+from torch_lms.runtime.native_recompute import NativeRecomputer
+from torch_lms.runtime.recompute import Recomputer
 
 
 def content(storage: torch.UntypedStorage) -> bytes:
@@ -26,6 +28,7 @@ class Pages:
 
     def __init__(self) -> None:
         self.registry = Registry()
+        self.recomputer = Recomputer()
 
     def find(self, storage: torch.UntypedStorage) -> Any:
         if not storage_nbytes(storage):
@@ -33,7 +36,7 @@ class Pages:
         return self.registry.find(storage) or self.registry.add(storage, None)
 
     def record(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return capture_call(func, info, args, kwargs, self.find, lambda _: 0)
+        return self.recomputer.record(func, info, args, kwargs, self.find, lambda _: 0)
 
     def repeat(self, call: Any, storages: dict[int, torch.UntypedStorage]) -> None:
         """Adds to ``storages`` those of the results."""
@@ -53,6 +56,7 @@ class NativePages(Pages):
         native = load.find().native
         assert native is not None
         self.native = native
+        self.recomputer = NativeRecomputer(native, lambda _: None)
 
     def find(self, storage: torch.UntypedStorage) -> Any:
         if not storage_nbytes(storage):
@@ -60,12 +64,13 @@ class NativePages(Pages):
         page = self.native.find(storage)
         return _Numbered(self.native.add(storage, False) if page < 0 else page)
 
-    def record(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        written = [position for position, _ in info.writes]
-        return self.native.record(func._schema.name, func._schema.overload_name, args, kwargs, written, lambda _: 0)
-
     def repeat(self, call: Any, storages: dict[int, torch.UntypedStorage]) -> None:
         storages.update(call.repeat(storages))
+
+
+IN_BOTH_LANGUAGES = pytest.mark.parametrize(
+    "pages", [Pages, pytest.param(NativePages, marks=pytest.mark.skipif(not IS_NATIVE, reason="no native interposer"))]
+)
 
 
 class Repeating(TorchDispatchMode):
@@ -97,10 +102,8 @@ class Repeating(TorchDispatchMode):
         call.made(result, self.pages.find)
         self.pages.repeat(call, storages)
         for tensor in tensors_among(pytree.tree_leaves((result, tensors))):
-            storage, entry = untyped_storage(tensor), self.of(tensor)
-            if entry is None:
-                continue
-            if content(storage) != content(storages[entry.page]):
+            entry = self.of(tensor)
+            if entry is not None and content(untyped_storage(tensor)) != content(storages[entry.page]):
                 self.differ.append(f"{info.name} {[tuple(tensor.shape) for tensor in tensors]}")
         self.repeated[info.name] += 1
         return result
@@ -111,9 +114,7 @@ class Repeating(TorchDispatchMode):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("first", sorted({op.name[0] for op in OPS}))
-@pytest.mark.parametrize(
-    "pages", [Pages, pytest.param(NativePages, marks=pytest.mark.skipif(not IS_NATIVE, reason="no native interposer"))]
-)
+@IN_BOTH_LANGUAGES
 def test_the_same_again(first: str, pages: type[Pages]) -> None:
     mode = Repeating(pages())
     run((op for op in OPS if op.name[0] == first), mode)
@@ -121,9 +122,7 @@ def test_the_same_again(first: str, pages: type[Pages]) -> None:
     assert mode.repeated
 
 
-@pytest.mark.parametrize(
-    "pages", [Pages, pytest.param(NativePages, marks=pytest.mark.skipif(not IS_NATIVE, reason="no native interposer"))]
-)
+@IN_BOTH_LANGUAGES
 def test_integers_times_a_number_under_the_settings_of_the_first_time(pages: type[Pages]) -> None:
     """Of a number, not of a tensor: those of doubles would be doubles. What they are then hangs on a setting."""
     its, numbers, func = pages(), torch.arange(6), torch.ops.aten.mul.Tensor

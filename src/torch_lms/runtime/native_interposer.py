@@ -400,7 +400,6 @@ class Callbacks:
 
     def __init__(self, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath) -> None:
         self._owner = owner
-        self._mode = mode
         self.describe = described
         self.run = mode.run
         self.room_is_short = fast_path.room_is_short

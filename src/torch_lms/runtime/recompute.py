@@ -1,13 +1,13 @@
 """Recomputes pages instead of fetching them (N16)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from torch_lms.capture.call import Call, Find, Recorded, WritesOf, capture_call
+from torch_lms.capture.call import Call, Recorded, WritesOf, capture_call
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
-from torch_lms.capture.schema import OpInfo
 from torch_lms.errors import StoreError
 from torch_lms.policy import Recipe
 from torch_lms.residency import PageId
@@ -45,21 +45,12 @@ class _Program:
 class Recomputer:
     """Recomputes the pages of one device. Not thread-safe."""
 
+    record: ClassVar[Callable[..., Recorded]] = staticmethod(capture_call)
+    """Records a call that may have to be repeated: see there."""
+
     def __init__(self) -> None:
         self._calls: dict[int, Any] = {}
         self._programs: dict[PageId, _Program] = {}
-
-    def record(
-        self,
-        func: Any,
-        info: OpInfo,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        find: Find,
-        writes_of: WritesOf,
-    ) -> Recorded:
-        """See ``capture.call.Record``."""
-        return capture_call(func, info, args, kwargs, find, writes_of)
 
     def keep(self, position: int, call: Recorded) -> None:
         """The operation at ``position`` of this step may have to be repeated."""

@@ -51,8 +51,7 @@ inline at::Tensor with_own_bytes(const at::Tensor& tensor) {
     return tensor;
   }
   const Unseen unseen;
-  const at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
-  return likeness(tensor, bytes.clone().storage());
+  return likeness(tensor, bytes_of(tensor.storage()).clone().storage());
 }
 
 // A call, and what it read, wrote and made. It keeps no page alive. Whoever lets go of one holds no lock: its small tensors
@@ -192,15 +191,13 @@ class Calls {
     forgotten.swap(calls_);
   }
 
-  // Those at these positions; fewer if not all were recorded.
+  // Those at these positions; null where none was recorded.
   std::vector<Recorded> at(const std::vector<int>& positions) {
     std::vector<Recorded> found;
     std::lock_guard<std::mutex> held(lock_);
     for (const int position : positions) {
       const auto call = calls_.find(position);
-      if (call != calls_.end()) {
-        found.push_back(call->second);
-      }
+      found.push_back(call == calls_.end() ? nullptr : call->second);
     }
     return found;
   }

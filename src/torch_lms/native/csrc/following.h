@@ -186,14 +186,12 @@ class Following {
   // What is to recompute the page, which is dropped now. Whether it can: it takes what has been recorded in any case.
   std::pair<std::shared_ptr<Program>, bool> new_program(const Page& page) const {
     const auto& recipe = *page.recipe;
-    const auto& ops = recomputation(recipe.number).ops;
-    auto program = std::make_shared<Program>(page.id, handover_.carrier.calls->at(ops));
-    const auto inputs = program->inputs([&](PageId id) {
+    auto program = std::make_shared<Program>(page.id, handover_.carrier.calls->at(recomputation(recipe.number).ops));
+    const auto writes_of = [&](PageId id) {
       const Page* found = pages_.find(id);
       return found == nullptr ? -1 : found->writes;
-    });
-    const bool is_able = program->size() == ops.size() && inputs &&
-        *inputs == std::set<PageId>(recipe.inputs.begin(), recipe.inputs.end()) && program->takes(*inputs, pages_);
+    };
+    const bool is_able = program->makes_it_from(recipe.inputs, writes_of) && program->takes(recipe.inputs, pages_);
     return {std::move(program), is_able};
   }
 

@@ -40,11 +40,6 @@ bool is_peculiar(const at::TensorImpl& tensor) {
   return !is_strided(tensor) || tensor.key_set().has_any(peculiar_keys);
 }
 
-// Whether a strided tensor is its storage, sizes, strides, offset and type, and nothing else.
-bool is_bare(const at::Tensor& tensor) {
-  return !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
-}
-
 // The last `count` values of a stack.
 struct Last {
   const torch::jit::Stack& stack;
@@ -359,7 +354,7 @@ void Interposer::run_plain(
   bool has_room = true;
   try {
     if (self.is_captured && op.is_repeatable) {
-      self.call = capture(handle, *stack, self);
+      self.call = capture(op, handle, *stack);
     }
     const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
     handle.redispatchBoxed(below, stack);
@@ -399,33 +394,15 @@ void Interposer::run_in_python(const c10::OperatorHandle& handle, c10::DispatchK
 
 // The call, recorded; null if it cannot be repeated. See `can_be_repeated` in `capture/call.py`.
 std::shared_ptr<Call> Interposer::capture(
-    const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& value : arguments_of(handle, stack)) {
-    every_tensor(value, [&](const at::Tensor& tensor) {
-      tensors.push_back(tensor);
-      return true;
-    });
-  }
-  size_t small_bytes = 0;
-  std::vector<PageId> used;
-  std::map<PageId, Call::Read> reads;
-  {
-    std::lock_guard<std::mutex> held(lock);
-    for (const at::Tensor& tensor : tensors) {
-      const PageId id = used.emplace_back(page_of(tensor));
-      if (id == no_page) {
-        small_bytes += tensor.storage().nbytes();
-      } else {
-        const bool is_written = std::find(self.wrote.begin(), self.wrote.end(), id) != self.wrote.end();
-        reads[id] = {pages.find(id)->writes, is_written};
-      }
-    }
-  }
-  if (small_bytes > most_small_bytes || !std::all_of(tensors.begin(), tensors.end(), is_bare)) {
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  const auto arguments = arguments_of(handle, stack);
+  std::unique_lock<std::mutex> held(lock);
+  auto its = given(arguments, op.writes);
+  held.unlock();
+  if (!its.are_bare || its.small_bytes > most_small_bytes) {
     return nullptr;
   }
-  return std::make_shared<Call>(handle, arguments_of(handle, stack), std::move(used), std::move(reads));
+  return std::make_shared<Call>(handle, arguments, std::move(its.pages), std::move(its.reads));
 }
 
 // The operation begins, if all that it touches is known and nothing has to move.

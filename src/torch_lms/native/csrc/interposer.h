@@ -154,6 +154,37 @@ class Interposer {
     return page == nullptr ? no_page : page->id;
   }
 
+  // What a call is given: the page of each tensor among its arguments, what it does to these, the bytes of those that are
+  // none, and whether each is its storage, sizes, strides, offset and type, and nothing else.
+  struct Given {
+    std::vector<PageId> pages;
+    std::map<PageId, Call::Read> reads;
+    size_t small_bytes = 0;
+    bool are_bare = true;
+  };
+
+  // For whoever holds the lock. `writes`: positions of the arguments that it writes.
+  template <typename Values>
+  Given given(const Values& arguments, const std::vector<size_t>& writes) const {
+    Given found;
+    size_t place = 0;
+    for (const auto& value : arguments) {
+      const bool is_written = std::find(writes.begin(), writes.end(), place++) != writes.end();
+      every_tensor(value, [&](const at::Tensor& tensor) {
+        const PageId id = found.pages.emplace_back(page_of(tensor));
+        if (id == no_page) {
+          found.small_bytes += tensor.storage().nbytes();
+        } else {
+          Call::Read& read = found.reads[id];
+          read = {pages.find(id)->writes, read.is_written || is_written};
+        }
+        found.are_bare = found.are_bare && !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg();
+        return true;
+      });
+    }
+    return found;
+  }
+
   std::mutex lock;
   Pages pages;
   Following following{pages};
@@ -185,7 +216,7 @@ class Interposer {
   bool note_program(Carried& carried, const Page& page) const;
   static std::optional<StreamId> home_of(const Page& page);
   std::optional<std::vector<Page*>> next_on(int position, const std::vector<PageId>& used);
-  std::shared_ptr<Call> capture(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const Running& self);
+  std::shared_ptr<Call> capture(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack);
   void finish(
       const Operator& op,
       const c10::OperatorHandle& handle,

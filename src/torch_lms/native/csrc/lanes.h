@@ -105,6 +105,11 @@ struct Unseen {
   inline static c10::DispatchKeySet keys;  // that hear of operations; told when our own is known
 };
 
+// All bytes of a storage.
+inline at::Tensor bytes_of(const c10::Storage& storage) {
+  return at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte)).set_(storage);
+}
+
 // Any thread may call any method, but for `discard_later` with neither the GIL nor another lock: the device may need the GIL.
 class Lanes {
  public:
@@ -681,10 +686,6 @@ class Lanes {
   }
 
   // -- bytes ----------------------------------------------------------------------------------------------------------
-
-  at::Tensor bytes_of(const Held& storage) const {
-    return at::empty({0}, at::TensorOptions(device_).dtype(at::kByte)).set_(c10::Storage(storage));
-  }
 
   at::Tensor host_bytes(const Copy& copy) const {
     const auto granted = std::prev(addresses_.upper_bound(copy.offset));

@@ -679,25 +679,11 @@ std::shared_ptr<Call> record(
   const torch::jit::ToIValueAllowNumbersAsTensors also_numbers(true);
   const auto stack = torch::jit::createStackForSchema(
       op.schema(), torch::jit::tuple_slice(by_place), py::reinterpret_borrow<py::kwargs>(by_name), std::nullopt);
-  std::vector<PageId> pages;
-  std::map<PageId, Call::Read> reads;
-  locked([&](Interposer& all) {
-    for (size_t place = 0; place < stack.size(); ++place) {
-      const bool is_written = std::find(writes.begin(), writes.end(), place) != writes.end();
-      every_tensor(stack[place], [&](const at::Tensor& tensor) {
-        const PageId page = pages.emplace_back(all.page_of(tensor));
-        if (page != no_page) {
-          Call::Read& read = reads[page];
-          read.is_written = read.is_written || is_written;
-        }
-        return true;
-      });
-    }
-  });
-  for (auto& [page, read] : reads) {
+  auto given = locked([&](Interposer& all) { return all.given(stack, writes); });
+  for (auto& [page, read] : given.reads) {
     read.writes = writes_of(page);
   }
-  return std::make_shared<Call>(op, stack, std::move(pages), std::move(reads));
+  return std::make_shared<Call>(op, stack, std::move(given.pages), std::move(given.reads));
 }
 
 // Such a call gave `result`.
@@ -728,16 +714,13 @@ std::map<PageId, py::object> repeat(const Call& call, const std::map<PageId, py:
 bool bind(
     Calls& calls,
     PageId id,
-    const std::vector<PageId>& wanted,
+    const std::vector<PageId>& inputs,
     const std::vector<int>& ops,
     const std::function<int64_t(PageId)>& writes_of) {
   auto program = std::make_shared<Program>(id, calls.at(ops));
-  const auto found = program->inputs(writes_of);
-  if (program->size() != ops.size() || !found || *found != std::set<PageId>(wanted.begin(), wanted.end())) {
-    return false;
-  }
-  const bool are_pages = locked([&](Interposer& all) { return program->takes(*found, all.pages); });
-  if (!are_pages || !program->hold()) {
+  const bool is_able = program->makes_it_from(inputs, writes_of) &&
+      locked([&](Interposer& all) { return program->takes(inputs, all.pages); }) && program->hold();
+  if (!is_able) {
     return false;
   }
   locked([&](Interposer& all) {

@@ -5,9 +5,9 @@
 
 #include "pages.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,27 +23,25 @@ class Program {
 
   Program(PageId page, std::vector<Recorded> calls) : page_(page), calls_(std::move(calls)) {}
 
-  // Of calls.
-  size_t size() const {
-    return calls_.size();
-  }
-
-  // What the calls read that they do not make themselves; none if they do not give the page as it is now. `writes_of`: how
+  // Whether the calls were all recorded, and give the page as it is now, from `inputs` and nothing else. `writes_of`: how
   // often a page was written so far, -1 if it is none any more.
   template <typename WritesOf>
-  std::optional<std::set<PageId>> inputs(const WritesOf& writes_of) const {
+  bool makes_it_from(const std::vector<PageId>& inputs, const WritesOf& writes_of) const {
     std::map<PageId, int64_t> made;
-    std::set<PageId> inputs;
+    std::set<PageId> found;
     for (const Recorded& call : calls_) {
+      if (!call) {
+        return false;
+      }
       for (const auto& [read, then] : call->reads()) {
         const auto before = made.find(read);
         const bool is_made = before != made.end();
         const int64_t now = is_made ? before->second : writes_of(read);
         if (now != then.writes || (then.is_written && !is_made)) {
-          return std::nullopt;  // it has changed
+          return false;  // it has changed
         }
         if (!is_made) {
-          inputs.insert(read);
+          found.insert(read);
         }
       }
       for (const auto& [read, then] : call->reads()) {
@@ -55,15 +53,13 @@ class Program {
         made[result] = 0;
       }
     }
-    const auto found = made.find(page_);
-    if (found == made.end() || found->second != writes_of(page_)) {
-      return std::nullopt;
-    }
-    return inputs;
+    const auto result = made.find(page_);
+    return result != made.end() && result->second == writes_of(page_) &&
+        found == std::set<PageId>(inputs.begin(), inputs.end());
   }
 
   // It is run on these. Whoever calls holds the lock of the interposer. Whether all are pages.
-  bool takes(const std::set<PageId>& inputs, const Pages& pages) {
+  bool takes(const std::vector<PageId>& inputs, const Pages& pages) {
     for (const PageId id : inputs) {
       const Page* page = pages.find(id);
       if (page == nullptr) {
