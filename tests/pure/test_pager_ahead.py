@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from pager_events import Reclaim, Restore, TransfersDone
-from pager_rig import Done, Foreseeing, Rig, failing
+from pager_rig import Done, Foreseeing, Interrupt, Rig, failing
 
 from torch_lms.errors import PageLostError, StoreError
 from torch_lms.pager import Discard, FinishEvict, FinishFetch, Release, StartEvict, StartFetch
@@ -137,6 +137,19 @@ def test_a_device_without_memory_refuses_a_page_that_nobody_needs_yet(new_rig: N
     rig.refuse = failing(StartFetch(1), error=RuntimeError("out of memory"))
     assert beside(rig, coming=[1, 2]) == [StartFetch(1)]
     assert rig.states() == {1: State.EVICTED, 2: State.EVICTED}
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_page_that_died_is_gone_though_an_interrupt_came_meanwhile(new_rig: NewRig, away: bool) -> None:
+    """Nobody says a second time that it died."""
+    rig = new_rig(40, away=away)
+    beside(rig, leaving=[] if away else [1], coming=[1] if away else [])
+    rig.refuse = failing((FinishEvict, FinishFetch)[away](1), error=Interrupt())
+    with pytest.raises(Interrupt):
+        rig.die(1)
+    assert list(rig.pager.book) == []
+    assert rig.lower == {}
+    rig.pager.validate()
 
 
 @pytest.mark.parametrize("away", [False, True])

@@ -117,6 +117,48 @@ def test_a_page_leaves_after_its_last_use_and_is_expected_back() -> None:
     assert not cursor.has_diverged
 
 
+def test_smaller_pages_are_followed() -> None:
+    """A plan for the largest batch is one for all others."""
+    plan = planned().plan
+    cursor = PlanCursor(plan, {100: 50, 102: 20})
+    cursor.op_begins("op0", (100,))
+    for number in (1, 2, 3):
+        cursor.op_begins(f"op{number}", (102,))
+    assert list(cursor.due) == [100]
+    cursor.op_begins("op4", (100,))
+    assert list(cursor.due) == [102]
+    assert cursor.is_done
+
+
+def test_a_larger_page_ends_it_and_is_told() -> None:
+    cursor = PlanCursor(planned().plan, {100: 50, 102: 51})
+    cursor.op_begins("op0", (100,))
+    assert cursor.outgrown is None
+    cursor.op_begins("op1", (102,))
+    assert cursor.has_diverged
+    assert cursor.outgrown == (1, 51)
+
+
+def test_a_known_page_that_has_grown_is_not_the_one_that_was_known() -> None:
+    cursor = PlanCursor(planned().plan, {100: 51, 101: 50})
+    cursor.op_begins("op0", (100,))
+    assert cursor.outgrown == (0, 51)
+
+
+@pytest.mark.parametrize(("nbytes", "is_followed"), [(30, True), (29, True), (31, False)])
+def test_what_is_created_may_be_smaller(nbytes: int, is_followed: bool) -> None:
+    recorder = Recorder([Living(1, 10)])
+    recorder.begins("op0", [1], 30, now=0.0)
+    recorder.created(Living(2, 30))
+    recorder.finish(now=1.0)
+    plan = make_plan(recorder.trace(), 100, recorder.numbers, Speeds(1e9, 1e9))
+    cursor = PlanCursor(plan, {1: 10})
+    cursor.op_begins("op0", (1,))
+    cursor.created(7, nbytes)
+    assert cursor.has_diverged is not is_followed
+    assert cursor.outgrown == (None if is_followed else (1, 31))
+
+
 @pytest.mark.parametrize(
     ("name", "pages"),
     [("another", (101,)), ("op1", (100,)), ("op1", ()), ("op1", (101, 100)), ("op1", (102,))],

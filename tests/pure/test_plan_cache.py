@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -10,6 +11,7 @@ from torch_lms.planner import make_plan
 from torch_lms.policy import PlanCursor
 from torch_lms.trace import Living
 
+IDS = count(100)
 LIMIT = 120
 OPS = 3
 PLANNING_S = OPS * 1.5e-3
@@ -75,7 +77,7 @@ def ended(
     """A step that lost so much, with what having no plan cost the host."""
     copies_s = lost_s if done is not None else max(0.0, lost_s - len(pages) * HOST_OP_S)
     step = record(living(*pages), *pages, op_s=op_s)
-    return EndedStep(step, done, LIMIT, round(copies_s * 1e9), 0, Speeds(1e9, 1e9))
+    return EndedStep(step, done, LIMIT, round(copies_s * 1e9), 0, 50 * len(set(pages)), Speeds(1e9, 1e9))
 
 
 @pytest.fixture
@@ -257,3 +259,122 @@ def test_the_least_recently_followed_is_forgotten(
 def test_a_closed_cache_closes_its_planner(cache: PlanCache, later: Later) -> None:
     cache.close()
     assert later.is_closed
+
+
+# -- steps that differ in the sizes of their pages alone ---------------------------------------------------------------
+
+
+def batch(nbytes: int, done: PlanCursor | None = None, lost_s: float = 1.0) -> EndedStep:
+    """A step of three operations on a page that lives on, and on one that each step has anew."""
+    pages = [Living(1, 50), Living(next(IDS), nbytes)]
+    ids = [page.id for page in pages]
+    step = record(pages, ids[0], ids[1], ids[0])
+    return EndedStep(step, done, LIMIT, round(lost_s * 1e9), 0, 50 + nbytes, Speeds(1e9, 1e9))
+
+
+def follow(cache: PlanCache, nbytes: int) -> PlanCursor | None:
+    """A cursor that has followed such a step; None if there is no plan for it."""
+    step = batch(nbytes)
+    cursors = cache.begin_step(step.record.living, LIMIT)
+    assert len(cursors) <= 1, "one for each structure"
+    cursor = cursors[0] if cursors else None
+    while cursor is not None:
+        step.record.retrace(cursor)
+        if not cursor.has_diverged:
+            return cursor
+        cursor = cache.larger(cursor)
+    return None
+
+
+def cursor_for(cache: PlanCache, nbytes: int) -> PlanCursor:
+    cursor = follow(cache, nbytes)
+    assert cursor is not None
+    return cursor
+
+
+def test_steps_of_other_sizes_have_a_plan_with_room_to_grow(cache: PlanCache, later: Later) -> None:
+    for nbytes in (20, 30, 40):
+        assert not later.orders or nbytes == 40, "one is no more than one"
+        cache.end_step(batch(nbytes))
+    (order,) = later.orders
+    assert [page.nbytes for page in order.trace.pages] == [50, 35], "the largest of the first two, and 80 / 16"
+    later.finish()
+    for nbytes, is_followed in ((1, True), (20, True), (35, True), (36, False)):
+        cursor = follow(cache, nbytes)
+        assert (cursor is not None) is is_followed
+        assert cursor is None or cursor.is_done
+
+
+def test_they_are_planned_once_they_have_lost_what_planning_costs(cache: PlanCache, later: Later) -> None:
+    lost_s = PLANNING_S / 4.5 - OPS * HOST_OP_S
+    for nbytes in (20, 30, 25, 40):
+        cache.end_step(batch(nbytes, lost_s=lost_s))
+        assert not later.orders
+    cache.end_step(batch(10, lost_s=lost_s))
+    (order,) = later.orders
+    assert order.trace.pages[1].nbytes == 40 * 9 // 8, "the largest that was seen"
+
+
+def test_what_outgrows_one_plan_follows_a_larger_one(cache: PlanCache, later: Later) -> None:
+    for sizes in ((20, 20), (40, 40), (60, 60)):
+        for nbytes in sizes:
+            cache.end_step(batch(nbytes))
+        later.finish()
+        cache.begin_step([], LIMIT)
+    for nbytes, planned in ((15, 20), (20, 20), (21, 40), (40, 40), (60, 60)):
+        assert cursor_for(cache, nbytes).plan.trace.pages[1].nbytes == planned, "the smallest that is large enough"
+    assert follow(cache, 80) is None
+
+
+def test_a_step_of_other_operations_has_no_larger_plan(cache: PlanCache, later: Later) -> None:
+    for nbytes in (20, 20, 40, 40):
+        cache.end_step(batch(nbytes))
+    later.finish()
+    (cursor,) = cache.begin_step(living(1), LIMIT)
+    cursor.op_begins("another", (1,))
+    assert cursor.has_diverged
+    assert cache.larger(cursor) is None
+
+
+def test_much_smaller_steps_have_a_plan_of_their_own_once_it_pays(cache: PlanCache, later: Later) -> None:
+    for _ in range(2):
+        cache.end_step(batch(60))
+    later.finish()
+    for _ in range(8):
+        assert not later.orders, "it takes 0.25 s to make one"
+        cursor = cursor_for(cache, 10)
+        cache.end_step(batch(10, cursor, lost_s=0.07))  # with 60 of the plan's 110 bytes
+    cursor = cursor_for(cache, 10)
+    cache.end_step(batch(10, cursor, lost_s=0.07))
+    (order,) = later.orders
+    assert not order.is_first, "the times of a step that followed a plan are good"
+    assert order.trace.pages[1].nbytes == 10, "always the same"
+    later.finish()
+    cursor = cursor_for(cache, 10)
+    assert cursor.plan.trace.pages[1].nbytes == 10
+    for _ in range(100):
+        cache.end_step(batch(55, follow(cache, 55)))
+    assert not later.orders, "these need about as much as their plan has"
+
+
+@pytest.mark.usefixtures("is_hasty")
+def test_the_better_plan_is_for_the_sizes_of_the_quick_one(cache: PlanCache, later: Later) -> None:
+    for nbytes in (20, 40):
+        cache.end_step(batch(nbytes))
+    assert later.orders[0].is_first
+    later.finish()
+    cursor = cursor_for(cache, 10)
+    cache.end_step(batch(10, cursor))
+    (order,) = later.orders
+    assert not order.is_first
+    assert [page.nbytes for page in order.trace.pages] == [50, 45]
+    assert order.trace.recorded_nbytes == (50, 10)
+
+
+def test_a_plan_in_which_nothing_moves_is_one_for_any_limit(cache: PlanCache, later: Later) -> None:
+    for _ in range(2):
+        cache.end_step(batch(20))
+    later.finish()
+    step = batch(20)
+    for limit, is_followed in ((LIMIT, True), (10 * LIMIT, True), (70, True), (69, False), (LIMIT, False)):
+        assert bool(cache.begin_step(step.record.living, limit)) is is_followed

@@ -1,5 +1,6 @@
 """What a recorder notes, and that it survives a file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,56 @@ def two_steps() -> tuple[Trace, Trace]:
         traces.append(recorder.trace())
         recorder = Recorder([Living(1, 100), Living(gradient, 100)], before=recorder)
     return traces[0], traces[1]
+
+
+def test_the_structure_does_not_depend_on_sizes() -> None:
+    first, second = two_steps()
+    assert first.structure == second.structure
+    assert first.sizes == second.sizes == (100, 50, 100)
+    other = Recorder([Living(9, 30), Living(1, 100)])
+    other.begins("forward", [1], 50, now=0.0)
+    other.created(Living(2, 7))
+    assert other.structure != first.structure
+    other.begins("backward", [1, 2], 100, now=1.0)
+    other.created(Living(3, 8))
+    other.begins("update", [1, 3], 0, now=2.0)
+    other.finish(now=3.0)
+    assert other.structure == first.structure
+    assert (other.sizes, other.trace().sizes) == ((100, 7, 8), (100, 7, 8))
+
+
+def test_a_step_on_pages_of_other_sizes() -> None:
+    """A cache that each step makes anew, and one element larger: the next step's is that of this."""
+    recorder = Recorder([Living(1, 10), Living(2, 40)])
+    recorder.begins("join", [2, 1], 49, now=0.0)
+    recorder.created(Living(3, 44))
+    recorder.died(2)
+    recorder.finish(now=1.0)
+    recorder = Recorder([Living(1, 10), Living(3, 44)], before=recorder)
+    recorder.begins("join", [3, 1], 53, now=1.0)
+    recorder.created(Living(4, 48))
+    recorder.died(3)
+    recorder.finish(now=2.0)
+    assert [page.successor for page in recorder.trace().pages] == [0, -1, -1], "it has another size"
+    trace = recorder.trace(sizes=(60, 10, 60))
+    assert [(page.nbytes, page.successor) for page in trace.pages] == [(10, 0), (60, -1), (60, 1)]
+    assert trace.recorded_nbytes == (10, 44, 48)
+    (op,) = trace.ops
+    assert op.new_bytes == 60 + 5
+    assert op.seconds == (60 + 10 + 60) / (44 + 10 + 48), "it has so much more to do"
+
+
+def test_what_followed_a_plan_is_known_better() -> None:
+    first, _ = two_steps()
+    times = (0.5, 0.125, 0.5)
+    slower = replace(
+        first,
+        pages=tuple(page._replace(nbytes=2 * page.nbytes) for page in first.pages),
+        ops=tuple(op._replace(seconds=s, new_bytes=107) for op, s in zip(first.ops, times, strict=True)),
+    )
+    found = first.refined_by(slower)
+    assert [op.seconds for op in found.ops] == [0.25, 0.125, 0.5]
+    assert [op.new_bytes for op in found.ops] == [50 + 7, 100, 107], "what exceeds the pages that they create"
 
 
 def test_what_is_recorded() -> None:

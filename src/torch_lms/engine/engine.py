@@ -36,6 +36,12 @@ _MAX_OPS = 1_000_000
 _STEPS_REMEMBERED = 16
 """Between two training steps there may be validation, which needs less."""
 
+_MAX_FRUITLESS = 64
+"""Steps in which all fits, but not twice, are recorded for a plan's sake: so many, as long as none follows one."""
+
+_TRIED_AGAIN_AFTER = 1024
+"""So many such steps later it is tried again."""
+
 _SHORTEST_STALL_S = 50e-6
 """Shorter ones are what the bookkeeping takes."""
 
@@ -175,6 +181,7 @@ class Engine:
         self._ran_out_at = 0
         self._refreshed_at = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self._fruitless = 0  # steps that were recorded, and followed no plan, since one did
         self._cursors: list[PlanCursor] = []
         # The session may begin in the midst of a step: nothing is learned from the first record.
         self.record: StepRecord | None = StepRecord([])
@@ -398,7 +405,7 @@ class Engine:
             cursor.op_begins(name, pages)
             has_any_diverged = has_any_diverged or cursor.has_diverged
         if has_any_diverged:
-            self._forget_diverged()
+            self._forget_diverged((name, pages))
 
     def _join_plans(self) -> None:
         """Plans have been made since the step began without one: follow those that it has been like so far."""
@@ -409,9 +416,24 @@ class Engine:
             self.record.retrace(cursor)
         self._forget_diverged()
 
-    def _forget_diverged(self) -> None:
-        self._cursors = [cursor for cursor in self._cursors if not cursor.has_diverged]
+    def _forget_diverged(self, op: tuple[str, tuple[PageId, ...]] | None = None) -> None:
+        """Follow larger plans where pages have outgrown one. ``op``: it begins, and is not recorded yet."""
+        followed = [self._followed_instead(cursor, op) if cursor.has_diverged else cursor for cursor in self._cursors]
+        self._cursors = [cursor for cursor in followed if cursor is not None]
         self._follow()
+
+    def _followed_instead(self, left: PlanCursor, op: tuple[str, tuple[PageId, ...]] | None) -> PlanCursor | None:
+        if self._plans is None or self.record is None:
+            return None
+        cursor = self._plans.larger(left)
+        while cursor is not None:
+            self.record.retrace(cursor)
+            if op is not None:
+                cursor.op_begins(*op)
+            if not cursor.has_diverged:
+                break
+            cursor = self._plans.larger(cursor)
+        return cursor
 
     def _is_repeatable(self, op: Operation) -> bool:
         """Whether ``op`` can be repeated. So it was in a step that went like this one so far: that is quicker told."""
@@ -437,6 +459,8 @@ class Engine:
         self._end_record()
         self.record = None
         self._cursors = []
+        if not is_short and self._fruitless >= _MAX_FRUITLESS:
+            self._fruitless = (self._fruitless + 1) % _TRIED_AGAIN_AFTER
         if is_short:
             book = self.pager.book
             living = [Living(page.id, page.nbytes, page.unpageable) for page in book]
@@ -455,12 +479,14 @@ class Engine:
             self._last_record = record
             if self._plans is not None and self._is_record_whole:
                 done = next((cursor for cursor in self._cursors if cursor.is_done), None)
+                self._fruitless = 0 if done is not None else self._fruitless + 1
                 ended = EndedStep(
                     record,
                     done,
                     self._limit_of_plans,
                     evicted_bytes - self._evicted_before_step,
                     fetched_bytes - self._fetched_before_step,
+                    self.pager.step_demand_bytes,
                     self._link_speeds(),
                 )
                 self._plans.end_step(ended)
@@ -501,10 +527,16 @@ class Engine:
 
     @property
     def can_take_fast_path(self) -> bool:
-        """Whether nothing is away, and nothing need be evicted in a step like one of the last."""
-        ledger = self.pager.book.ledger
+        """Whether nothing is away, and nothing need be evicted in a step like one of the last.
+
+        It closes in the midst of a step that needs more than half of the limit, and operations take longer from then
+        on. To follow a plan in which nothing moves is better, if there may be one.
+        """
+        ledger, demand_bytes = self.pager.book.ledger, max(self._demands, default=0)
         is_away = ledger.host or ledger.disk or ledger.device < ledger.live
-        return self.is_roomy and not is_away and max(self._demands, default=0) <= self.pager.limit
+        may_be_planned = self._plans is not None and self._fruitless < _MAX_FRUITLESS
+        most = self.pager.limit // 2 if may_be_planned else self.pager.limit
+        return self.is_roomy and not is_away and demand_bytes <= most
 
     @property
     def _limit_of_plans(self) -> int:

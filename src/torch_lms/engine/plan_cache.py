@@ -1,17 +1,18 @@
 """Remembers the kinds of steps that a program makes, and a plan for each (N15)."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch_lms.engine.backend import Mark
 from torch_lms.engine.planning import MadePlan, Planner, PlanOrder, Speeds
+from torch_lms.engine.sizes_seen import SizesSeen, likeness
 from torch_lms.engine.step_record import StepRecord
 from torch_lms.policy import Plan, PlanCursor
 from torch_lms.residency import PageId
 from torch_lms.timeline import Lane, Span
-from torch_lms.trace import Living, Trace
+from torch_lms.trace import Living, Trace, demand_curve
 
 _MAX_PLANS = 24
 """Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Each costs a cursor
@@ -34,6 +35,10 @@ _FIRST_SHARE = 0.3
 """What a first plan, which is made quickly, costs of what planning takes: 0.2 and 0.4 were measured, for 11,593 and 436
 operations."""
 
+_MUCH_LESS = 0.85
+"""A step that needs no more than so much of what its plan was made for may be better off with a plan of its own. A plan
+for steps of other sizes leaves them room to grow by an eighth."""
+
 _log = logging.getLogger("torch_lms")
 
 
@@ -46,6 +51,7 @@ class EndedStep:
         done: the cursor that followed its plan to the end of the step; None if none did.
         limit: bytes that pages may occupy in the next steps.
         evicted_bytes, fetched_bytes: in this step.
+        demand_bytes: the most bytes of pages that were alive at once in it.
         speeds: of the link so far.
     """
 
@@ -54,6 +60,7 @@ class EndedStep:
     limit: int
     evicted_bytes: int
     fetched_bytes: int
+    demand_bytes: int
     speeds: Speeds
 
     @property
@@ -69,6 +76,11 @@ class Plans(Protocol):
     def begin_step(self, living: Iterable[Living], limit: int) -> list[PlanCursor]:
         """A step begins, with the pages of ``living``. A cursor for each plan that it may follow, the likeliest
         first.
+        """
+
+    def larger(self, cursor: PlanCursor) -> PlanCursor | None:
+        """What the step may follow instead of ``cursor``, if it has left that because its pages are too large: a cursor
+        at the beginning of the step. None if there is nothing.
         """
 
     def end_step(self, step: EndedStep) -> None:
@@ -88,12 +100,13 @@ class Kind:
     """A kind of steps.
 
     Attributes:
-        signature: of such steps.
+        signature: of such steps; or of steps alike, whose pages have other sizes each time.
         plan: for them.
         steps: how many followed it.
         evicted_bytes: in these steps.
         floor_bytes: the least that any plan evicts in one; None until somebody asks for it.
         is_first: whether a better plan is to take its place.
+        demand_bytes: the most bytes of pages that are alive at once, as the plan has it.
     """
 
     signature: int
@@ -102,6 +115,21 @@ class Kind:
     steps: int = 0
     evicted_bytes: int = 0
     floor_bytes: float | None = None
+    demand_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.demand_bytes = demand_curve(self.plan.trace).demand_bytes
+
+    def is_for(self, limit: int) -> bool:
+        """Whether the plan is to be followed under ``limit``. If nothing moves, it is as good under any other."""
+        if not self.plan.moves_anything:
+            return self.demand_bytes <= limit
+        return _WASTED * limit <= self.plan.limit <= limit
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Orders kinds of one structure."""
+        return self.demand_bytes, self.signature
 
 
 @dataclass(slots=True)
@@ -112,11 +140,13 @@ class _Seen:
         steps: how many came without one.
         lost_s: by all of them, since a plan was last made for them.
         plans: made for them so far, but for first ones.
+        sizes: of their pages, of steps that are alike.
     """
 
     steps: int = 0
     lost_s: float = 0.0
     plans: int = 0
+    sizes: SizesSeen = field(default_factory=SizesSeen)
 
 
 class PlanCache:
@@ -146,6 +176,7 @@ class PlanCache:
         self.spans: Sequence[Span] = ()
         self._planner = planner
         self._seconds = seconds
+        self._living: Mapping[PageId, int] = {}
         self._seen: dict[int, _Seen] = {}
         self._ordered: set[int] = set()
         self._planned_ops = 0
@@ -163,12 +194,34 @@ class PlanCache:
         """See ``Plans``."""
         for made in self._planner.take():
             self._take_in(made)
-        self._follow([kind for kind in self.kinds if _WASTED * limit <= kind.plan.limit <= limit])
-        nbytes = {page.id: page.nbytes for page in living}
-        return [PlanCursor(kind.plan, nbytes) for kind in self.kinds]
+        self._follow([kind for kind in self.kinds if kind.is_for(limit)])
+        self._living = {page.id: page.nbytes for page in living}
+        smallest: dict[int, Kind] = {}
+        for kind in self.kinds:
+            structure = kind.plan.trace.structure
+            smallest[structure] = min(smallest.get(structure, kind), kind, key=lambda each: each.size)
+        return [PlanCursor(kind.plan, self._living) for kind in smallest.values()]
+
+    def larger(self, cursor: PlanCursor) -> PlanCursor | None:
+        """See ``Plans``: the smallest of the same structure that has the page in question as large."""
+        its = next((kind for kind in self.kinds if kind.plan is cursor.plan), None)
+        if its is None or cursor.outgrown is None:
+            return None
+        number, nbytes = cursor.outgrown
+        trace = its.plan.trace
+        place = trace.places[number]
+        larger = [
+            kind
+            for kind in self.kinds
+            if kind.size > its.size
+            and kind.plan.trace.structure == trace.structure
+            and kind.plan.trace.sizes[place] >= nbytes
+        ]
+        return PlanCursor(min(larger, key=lambda each: each.size).plan, self._living) if larger else None
 
     def end_step(self, step: EndedStep) -> None:
-        """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs.
+        """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs. So
+        it is for steps that differ in the sizes of their pages alone.
 
         Where the planner improves plans, a better one follows, once a step has followed the first.
         """
@@ -179,39 +232,85 @@ class PlanCache:
                 kind.evicted_bytes += step.evicted_bytes
                 self.kinds.remove(kind)
                 self.kinds.insert(0, kind)
-                if kind.is_first:
-                    seen = self._count(kind.signature, step)
-                    self._order_if_it_pays(seen, kind.signature, step, followed=kind.plan.trace)
+                self._improve(kind, step)
                 return
         if self.kinds:
             self.diverged_steps += 1
         signature = step.record.signature
-        seen = self._count(signature, step)
+        seen = self._count(signature, step.lost_s)
         seen.steps += 1
         if seen.steps > 1:
-            self._order_if_it_pays(seen, signature, step, is_first=self._planner.improves and not seen.plans)
-        elif not self._has_failed:
+            if self._is_to_order(signature, seen, step, self._is_first(seen)):
+                self._order(signature, step, self._is_first(seen))
+            return
+        if not self._has_failed:
             self._planner.get_ready()
+        structure = step.record.structure
+        seen = self._count(structure, step.lost_s)
+        seen.sizes.add(step.record.sizes)
+        if self._is_to_order(structure, seen, step, self._is_first(seen)):
+            self._order_for_sizes(structure, seen, step)
 
-    def _count(self, signature: int, step: EndedStep) -> _Seen:
-        """Count what ``step`` lost to its kind."""
+    def _improve(self, kind: Kind, step: EndedStep) -> None:
+        """``step`` followed the plan of ``kind``: another may be better for such steps."""
+        trace = kind.plan.trace
+        share = step.demand_bytes / max(1, kind.demand_bytes)
+        if kind.is_first:
+            seen = self._count(kind.signature, step.lost_s)
+            if self._is_to_order(kind.signature, seen, step):
+                self._order(kind.signature, step, sizes=trace.sizes, followed=trace)
+        elif share <= _MUCH_LESS:
+            signature = likeness(trace.structure, step.demand_bytes)
+            seen = self._count(signature, step.lost_s * (1 - share))
+            if self._is_to_order(signature, seen, step):
+                seen.sizes.add(step.record.sizes)
+                self._order_for_sizes(signature, seen, step, trace)
+
+    def _order_for_sizes(self, signature: int, seen: _Seen, step: EndedStep, followed: Trace | None = None) -> None:
+        """Order a plan for steps on pages of the sizes that were ``seen``, two at least."""
+        if seen.sizes.steps > 1:
+            is_first = followed is None and self._is_first(seen)
+            demand_bytes = demand_curve(step.record.trace(self._seconds, seen.sizes.most)).demand_bytes
+            self._order(signature, step, is_first, seen.sizes.with_room(demand_bytes, step.limit), followed)
+
+    def _count(self, signature: int, lost_s: float) -> _Seen:
+        """Count what a step lost to its kind."""
         seen = self._seen.pop(signature, None) or _Seen()
         self._seen[signature] = seen  # the last seen comes last
         if len(self._seen) > _MAX_SEEN:
             del self._seen[next(iter(self._seen))]
-        seen.lost_s += step.lost_s
+        seen.lost_s += lost_s
         return seen
 
-    def _order_if_it_pays(
-        self, seen: _Seen, signature: int, step: EndedStep, *, is_first: bool = False, followed: Trace | None = None
+    def _is_first(self, seen: _Seen) -> bool:
+        """Whether a plan for steps that have none is a first one."""
+        return self._planner.improves and not seen.plans
+
+    def _is_to_order(self, signature: int, seen: _Seen, step: EndedStep, is_first: bool = False) -> bool:
+        is_possible = not self._has_failed and signature not in self._ordered
+        return is_possible and self._pays(seen, step.record.op_count, is_first)
+
+    def _order(
+        self,
+        signature: int,
+        step: EndedStep,
+        is_first: bool = False,
+        sizes: Sequence[int] | None = None,
+        followed: Trace | None = None,
     ) -> None:
-        """``followed``: what the step's plan was made for, if it followed one."""
-        if self._has_failed or signature in self._ordered or not self._pays(seen, step.record.op_count, is_first):
-            return
+        """Order a plan for steps like ``step``.
+
+        Args:
+            signature: of such steps.
+            step: one of them.
+            is_first: whether a better plan is to follow.
+            sizes: of their pages; None for those of ``step``.
+            followed: what its plan was made for, if it followed one.
+        """
         self._ordered.add(signature)
-        trace = step.record.trace(self._seconds)
+        trace = step.record.trace(self._seconds, sizes)
         if followed is not None:
-            trace = trace.with_shorter_times(followed)
+            trace = trace.refined_by(followed)
         self._planner.order(PlanOrder(signature, trace, step.limit, step.record.numbers, step.speeds, is_first))
 
     def _pays(self, seen: _Seen, ops: int, is_first: bool) -> bool:
@@ -303,6 +402,10 @@ class OnePlan:
         pages = self._plan.trace.pages
         nbytes = {page: pages[n].nbytes for page, n in known.items()}
         return [PlanCursor(replace(self._plan, known=known), nbytes)]
+
+    def larger(self, cursor: PlanCursor) -> PlanCursor | None:
+        """See ``Plans``: there is no other."""
+        return None
 
     def end_step(self, step: EndedStep) -> None:
         """See ``Plans``: there is nothing to learn."""

@@ -164,13 +164,28 @@ class StepRecord:
         return self._recorder().signature
 
     @property
+    def structure(self) -> int:
+        """Equal for steps of the same operations on the same pages, whatever their sizes."""
+        return self._recorder().structure
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of its pages: see ``Trace.sizes``."""
+        return self._recorder().sizes
+
+    @property
     def numbers(self) -> dict[PageId, int]:
         """The number in the trace of each page that lived when the step ended."""
         return self._recorder().numbers
 
-    def trace(self, seconds: Callable[[Any], float]) -> Trace:
-        """The whole step, which is over. ``seconds`` tells them from moments."""
-        return self._recorder().trace(partial(_when, seconds))
+    def trace(self, seconds: Callable[[Any], float], sizes: Sequence[int] | None = None) -> Trace:
+        """The whole step, which is over.
+
+        Args:
+            seconds: tells them from moments.
+            sizes: bytes that its pages are to have in the trace, as in ``Trace.sizes``; None for those that they had.
+        """
+        return self._recorder().trace(partial(_when, seconds), sizes)
 
     def timeline(
         self, seconds: Callable[[Any], float], shortest_stall_s: float = 0.0, is_synchronous: bool = False

@@ -218,8 +218,10 @@ class Pager:
         return self._settle([])
 
     def _die_after_copy(self, page: Page) -> Actions:
-        yield from self._transfers.settle((page,))
-        yield from self._die(page)
+        try:
+            yield from self._transfers.settle((page,))
+        finally:  # also after an interrupt: nobody will say again that it died
+            yield from self._die(page)
 
     def _die(self, page: Page) -> tuple[Action, ...]:
         if page.state is State.DROPPED:

@@ -79,6 +79,11 @@ class Plan:
         return bool(are_due or self.fetches[position]) or position in self.recomputed_before
 
     @cached_property
+    def moves_anything(self) -> bool:
+        """Whether any page is away at any time."""
+        return bool(self.away or self.recomputations or any(self.evicts))
+
+    @cached_property
     def repeated_ops(self) -> frozenset[int]:
         """The operations that recomputations run again."""
         return frozenset(op for recomputation in self.recomputations for op in recomputation.ops)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from math import inf
 
 from torch_lms.policy.base import Policy, Prefetch, Recipe, View
 from torch_lms.policy.passed import Passed
@@ -14,7 +15,8 @@ class PlanCursor:
     """Where a step is in the plan that it may be following.
 
     Pages that the plan knows are bound to their numbers at once, the others when an operation of the plan names them.
-    A cursor only ever moves on: at the first operation that is not the plan's it has diverged, for good.
+    A cursor only ever moves on: at the first operation that is not the plan's it has diverged, for good. Pages may be
+    smaller than the plan has them, but not larger.
 
     Args:
         plan: the plan to follow.
@@ -28,11 +30,13 @@ class PlanCursor:
         recipes: of all pages that the plan has dropped now, those included that were recomputed as inputs of others.
         position: of the operation that runs, or ran last; -1 before the first.
         has_diverged: whether the step has left the plan.
+        outgrown: if it did so because a page is larger than the plan has it: the page's number there, and its bytes.
     """
 
     def __init__(self, plan: Plan, living: Mapping[PageId, int]) -> None:
         self.plan = plan
         self.has_diverged = False
+        self.outgrown: tuple[int, int] | None = None
         self.due: dict[PageId, None] = {}
         self.to_evict: dict[PageId, None] = {}
         self.to_fetch: dict[PageId, None] = {}
@@ -46,7 +50,7 @@ class PlanCursor:
         self._nbytes = dict(living)
         self._newly_bound: list[tuple[PageId, int]] = []
         for page, number in plan.known.items():
-            if living.get(page) == plan.trace.pages[number].nbytes:
+            if living.get(page, inf) <= plan.trace.pages[number].nbytes:
                 self._bind(page, number)
 
     @property
@@ -82,7 +86,7 @@ class PlanCursor:
         if self.has_diverged or self.position < 0:
             return
         creates = self._ops[self.position].creates
-        if self._created >= len(creates) or self.plan.trace.pages[creates[self._created]].nbytes != nbytes:
+        if self._created >= len(creates) or not self._fits(page, creates[self._created]):
             self.has_diverged = True
             return
         self._bind(page, creates[self._created])
@@ -168,11 +172,19 @@ class PlanCursor:
             if page in self._numbers or number in self._ids:
                 if self._numbers.get(page) != number:
                     return False
-            elif self._nbytes.get(page) == self.plan.trace.pages[number].nbytes:
+            elif self._fits(page, number):
                 self._bind(page, number)
             else:
                 return False
         return True
+
+    def _fits(self, page: PageId, number: int) -> bool:
+        """Whether ``page`` may be what the plan calls ``number``, which no page is yet."""
+        nbytes = self._nbytes.get(page)
+        if nbytes is not None and nbytes > self.plan.trace.pages[number].nbytes:
+            self.outgrown = number, nbytes
+            return False
+        return nbytes is not None
 
     def _bind(self, page: PageId, number: int) -> None:
         self._numbers[page] = number

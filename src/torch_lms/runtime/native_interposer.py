@@ -371,8 +371,10 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
     """``plan`` as the interposer has it. ``parts``: operations that are parts of larger ones, which Python splits."""
     trace = plan.trace
 
+    recorded = trace.recorded_nbytes or [page.nbytes for page in trace.pages]
+
     def is_whole(op: TracedOp) -> bool:
-        return (op.name, tuple(trace.pages[page].nbytes for page in op.pages)) not in parts
+        return (op.name, tuple(recorded[page] for page in op.pages)) not in parts
 
     dies: list[list[int]] = [[] for _ in trace.ops]
     for number, page in enumerate(trace.pages):

@@ -1,6 +1,6 @@
 """The records that a trace is made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -85,6 +85,25 @@ class TracedOp(NamedTuple):
         return 1 if self.work is None else self.work.launches
 
 
+def places_of(ops: Iterable[TracedOp]) -> dict[int, int]:
+    """For each page that the operations of a step use or create, its place in the order of their first uses."""
+    places: dict[int, int] = {}
+    for op in ops:
+        for page in (*op.pages, *op.creates):
+            places.setdefault(page, len(places))
+    return places
+
+
+def structure_of(ops: Iterable[TracedOp], places: dict[int, int]) -> int:
+    """A number that is equal for steps of the same operations on the same pages, whatever their sizes.
+
+    Args:
+        ops: of a step.
+        places: of its pages, see ``places_of``.
+    """
+    return hash(tuple((op.name, *(places[page] for page in op.pages), -1, len(op.creates)) for op in ops))
+
+
 @dataclass(frozen=True)
 class Trace:
     """What one step did.
@@ -95,12 +114,15 @@ class Trace:
         in_pieces: how many operations run in pieces; files do not keep it.
         retraced: traces the step once more, as ``under`` has it; None if it was not traced on tensors without bytes.
             Files do not keep it.
+        recorded_nbytes: bytes of ``pages`` in the step that was recorded, where ``pages`` have others, for steps of
+            other sizes; else empty. Files do not keep it.
     """
 
     pages: tuple[TracedPage, ...]
     ops: tuple[TracedOp, ...]
     in_pieces: int = field(default=0, compare=False)
     retraced: "Callable[[int, int], Trace] | None" = field(default=None, compare=False, repr=False)
+    recorded_nbytes: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     def under(self, limit: int, free_bytes: int = 0) -> "Trace":
         """The step as LMS runs it where pages may occupy ``limit`` bytes.
@@ -117,13 +139,43 @@ class Trace:
             return self
         return self.retraced(limit, free_bytes)
 
-    def with_shorter_times(self, other: "Trace") -> "Trace":
-        """The step with each operation's shorter time of two: here, and in ``other``, a step of the same operations.
+    def refined_by(self, followed: "Trace") -> "Trace":
+        """The step, which followed a plan for ``followed``, a step of the same operations.
 
-        What the longer one has more is most likely not the operation's: a device that waited for its host, say.
+        Each operation takes the shorter of its times there and here. What the longer one has more is most likely not
+        the operation's: a device that waited for its host, say. And operations that were not looked at, since they
+        followed the plan, are recorded with the bytes that the plan has them create.
         """
-        both = zip(self.ops, other.ops, strict=True)
-        return replace(self, ops=tuple(op._replace(seconds=min(op.seconds, same.seconds)) for op, same in both))
+
+        def new_bytes(op: TracedOp, same: TracedOp) -> int:
+            return self.created_bytes(op) + max(0, same.new_bytes - followed.created_bytes(same))
+
+        both = zip(self.ops, followed.ops, strict=True)
+        return replace(
+            self,
+            ops=tuple(
+                op._replace(seconds=min(op.seconds, same.seconds), new_bytes=new_bytes(op, same)) for op, same in both
+            ),
+        )
+
+    def created_bytes(self, op: TracedOp) -> int:
+        """Bytes of the pages that ``op`` creates."""
+        return sum(self.pages[page].nbytes for page in op.creates)
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """See ``places_of``."""
+        return places_of(self.ops)
+
+    @cached_property
+    def structure(self) -> int:
+        """See ``structure_of``."""
+        return structure_of(self.ops, self.places)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Bytes of the pages that operations use or create, in the order of their first uses."""
+        return tuple(self.pages[page].nbytes for page in self.places)
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:

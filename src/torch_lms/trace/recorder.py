@@ -1,10 +1,10 @@
 """Records a step while it happens."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work
+from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work, places_of, structure_of
 
 
 class Living(NamedTuple):
@@ -109,8 +109,6 @@ class Recorder:
             successor = number
             if page in self._births:
                 successor = self._successors.get(self._births[page], -1)
-            if successor >= 0 and self._pages[successor].nbytes != self._pages[number].nbytes:
-                successor = -1
             self._pages[number] = self._pages[number]._replace(dead=len(self._ops), successor=successor)
 
     @property
@@ -121,15 +119,50 @@ class Recorder:
             tuple((op.name, *(sizes[p] for p in op.pages), -1, *(sizes[p] for p in op.creates)) for op in self._ops)
         )
 
-    def trace(self, when: Callable[[Any], float] = float) -> Trace:
-        """The trace of the whole step, which is over; ``when`` tells seconds from moments."""
+    @property
+    def structure(self) -> int:
+        """See ``Trace.structure``."""
+        return structure_of(self._ops, places_of(self._ops))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """See ``Trace.sizes``."""
+        return tuple(self._pages[page].nbytes for page in places_of(self._ops))
+
+    def trace(self, when: Callable[[Any], float] = float, sizes: Sequence[int] | None = None) -> Trace:
+        """The trace of the whole step, which is over.
+
+        Args:
+            when: tells seconds from moments.
+            sizes: bytes that its pages are to have there, as in ``Trace.sizes``; None for those that they had.
+        """
         seconds = [end - start for start, end in pairwise(map(when, self._laps))]
         for lap, start, end in self._pauses:
             if 0 < lap <= len(seconds):
                 seconds[lap - 1] -= when(end) - when(start)
-        ops = tuple(op._replace(seconds=max(0.0, op_s)) for op, op_s in zip(self._ops, seconds, strict=True))
-        return Trace(tuple(self._pages), ops)
+        ops = [op._replace(seconds=max(0.0, op_s)) for op, op_s in zip(self._ops, seconds, strict=True)]
+        recorded = tuple(page.nbytes for page in self._pages)
+        nbytes = list(recorded)
+        if sizes is not None:
+            for page, given in zip(places_of(ops), sizes, strict=True):
+                nbytes[page] = given
+            ops = [_on_pages_of(op, recorded, nbytes) for op in ops]
+
+        def given_size(number: int, page: TracedPage) -> TracedPage:
+            has_successor = page.successor >= 0 and nbytes[page.successor] == nbytes[number]
+            return page._replace(nbytes=nbytes[number], successor=page.successor if has_successor else -1)
+
+        pages = tuple(given_size(number, page) for number, page in enumerate(self._pages))
+        return Trace(pages, tuple(ops), recorded_nbytes=() if sizes is None else recorded)
 
     def _add(self, page: Living, born: int) -> None:
         self.numbers[page.id] = len(self._pages)
         self._pages.append(TracedPage(page.nbytes, born, len(self._ops), page.unpageable))
+
+
+def _on_pages_of(op: TracedOp, recorded: Sequence[int], nbytes: Sequence[int]) -> TracedOp:
+    """``op`` on pages of other sizes than it was recorded with: it takes the longer, the more bytes these have."""
+    pages = {*op.pages, *op.creates}
+    share = sum(nbytes[page] for page in pages) / max(1, sum(recorded[page] for page in pages))
+    more_bytes = sum(nbytes[page] - recorded[page] for page in op.creates)
+    return op._replace(new_bytes=op.new_bytes + more_bytes, seconds=op.seconds * share)

@@ -345,11 +345,11 @@ class Following {
     return true;
   }
 
-  // Whether the plan has the operation that began last create so many bytes next.
+  // Whether the plan has the operation that began last create a page next, of so many bytes or more.
   bool creates(int64_t nbytes) const {
     const auto& expected = handover_.plan->ops[static_cast<size_t>(passed_.position)].creates;
     return passed_.created < expected.size() &&
-        handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] == nbytes;
+        handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] >= nbytes;
   }
 
   void created(Page& page) {
@@ -435,7 +435,7 @@ class Following {
   // A page without a number: whether it may have this one.
   bool may_be(const Page& page, int number) const {
     const auto place = static_cast<size_t>(number);
-    return handover_.plan->nbytes[place] == page.nbytes && pages_.find(numbered_[place]) == nullptr;
+    return handover_.plan->nbytes[place] >= page.nbytes && pages_.find(numbered_[place]) == nullptr;
   }
 
   void touch(Page& page) {

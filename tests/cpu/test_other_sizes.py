@@ -1,0 +1,156 @@
+"""Steps that differ in the sizes of their pages alone follow one plan: batches of other lengths, caches that grow."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from bits import same_bits
+from torch import nn
+
+import torch_lms
+from torch_lms.engine import engine
+from torch_lms.runtime import api
+from torch_lms.runtime.stats import Stats
+
+MIN_SIZE = 1024
+
+Program = Callable[[], list[torch.Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def _plans_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+
+
+@pytest.fixture(params=["native", "python"])
+def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
+
+
+def texts(steps: int) -> list[torch.Tensor]:
+    """The results of a training on texts of other lengths each time."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.Embedding(50, 32), nn.TransformerEncoder(layer, 3), nn.Linear(32, 50))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    lengths = random.Random(1)
+    results = []
+    for _ in range(steps):
+        words = torch.randint(0, 50, (4, lengths.randint(12, 64)))
+        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(loss.detach())
+    return [*results, *(parameter.detach() for parameter in model.parameters())]
+
+
+def pictures(steps: int) -> list[torch.Tensor]:
+    """The same on pictures of other shapes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    sides = random.Random(1)
+    results = []
+    for _ in range(steps):
+        batch = torch.randn(2, 3, sides.randint(24, 64), sides.randint(24, 64))
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(loss.detach())
+    return [*results, *(parameter.detach() for parameter in model.parameters())]
+
+
+class Decoder(nn.Module):
+    """Of words one by one, with a cache of keys and values that each makes anew, one row longer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 3 * 64) for _ in range(4)])
+        self.caches = [torch.randn(2, 16, 64) for _ in self.layers]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            query, *new = layer(x).chunk(3, dim=1)
+            self.caches[number] = torch.cat([self.caches[number], torch.stack(new)], dim=1)
+            keys, values = self.caches[number]
+            x = torch.tanh(torch.softmax(query @ keys.T, dim=1) @ values)
+        return x
+
+
+def words(steps: int) -> list[torch.Tensor]:
+    """The results of such steps."""
+    torch.manual_seed(0)
+    decoder = Decoder()
+    results = [torch.randn(1, 64)]
+    with torch.no_grad():
+        for _ in range(steps):
+            results.append(decoder(results[-1]))
+    return results
+
+
+def demand_of(program: Program) -> int:
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu"):
+        program()
+        return torch_lms.stats().demand_bytes
+
+
+PROGRAMS: dict[str, Program] = {
+    "texts": lambda: texts(36),
+    "pictures": lambda: pictures(36),
+    "words": lambda: words(48),
+}
+
+
+def run(program: Program, limit: int, **options: object) -> Stats:
+    """Runs ``program`` under ``limit``: with the bits that it has without."""
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu"):  # an empty mode changes some bits
+        expected = program()
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu", **options) as lms:
+        results = program()
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.peak_resident_bytes <= limit
+    return stats
+
+
+@pytest.mark.usefixtures("_interposer")
+@pytest.mark.parametrize("share", [0.6, 0.8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_most_steps_follow_a_plan(name: str, share: float) -> None:
+    program = PROGRAMS[name]
+    stats = run(program, int(share * demand_of(program)))
+    assert stats.evicted_bytes + stats.recomputed_bytes > 0
+    assert stats.planned_steps >= 0.7 * stats.steps
+    assert stats.diverged_steps <= 0.2 * stats.steps
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_so_they_do_where_all_fits_but_not_twice(name: str) -> None:
+    program = PROGRAMS[name]
+    stats = run(program, int(1.1 * demand_of(program)))
+    assert stats.evictions == 0
+    assert stats.planned_steps >= 0.7 * stats.steps
+
+
+def test_steps_that_never_repeat_are_not_recorded_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take the fast path until it closes, but for a few now and then."""
+    monkeypatch.setattr(engine, "_MAX_FRUITLESS", 4)
+    monkeypatch.setattr(engine, "_TRIED_AGAIN_AFTER", 16)
+    kept = torch.zeros(1000)
+    are_recorded = []
+    with torch_lms.session(limit=20_000, min_size=MIN_SIZE, device="cpu"):
+        for number in range(1, 38):
+            sum(kept + each for each in range(number))
+            torch.stack([kept, kept, kept])
+            torch_lms.step()
+            are_recorded.append(api.current_session()._default.engine.record is not None)
+    assert (
+        "".join("-x"[is_recorded] for is_recorded in are_recorded) == "x" * 5 + "-" * 11 + "x" * 5 + "-" * 11 + "x" * 5
+    )
