@@ -371,6 +371,58 @@ def test_the_better_plan_is_for_the_sizes_of_the_quick_one(cache: PlanCache, lat
     assert order.trace.recorded_nbytes == (50, 10)
 
 
+def remade(first: int, nbytes: int, then: int) -> tuple[StepRecord, list[Living]]:
+    """A step that makes a cache anew, page ``then`` of page ``first``; and what lives when it ends."""
+    found = StepRecord([Living(1, 50), Living(first, nbytes)], None)
+    for number, pages in enumerate(((1,), (1, first), (1,))):
+        found.begins(f"op{number}", pages, 0, False, float(number))
+        if number == 1:
+            found.created(then, nbytes, "")
+        found.ends(())
+    found.died(first)
+    found.finish(3.0)
+    return found, [Living(1, 50), Living(then, nbytes)]
+
+
+def test_a_cache_that_each_step_makes_anew_is_known_before_it_is_used(cache: PlanCache, later: Later) -> None:
+    """So a plan can fetch it in time. It must have been so twice."""
+    known = []
+    at_start = [Living(1, 50), Living(10, 20)]
+    for number in range(10, 20):
+        cursors = cache.begin_step(at_start, LIMIT)
+        step, at_start = remade(number, 20, number + 1)
+        if cursors:
+            known.append(cursors[0].next_use(number))
+            step.retrace(cursors[0])
+            assert cursors[0].is_done
+        cache.end_step(EndedStep(step, cursors[0] if cursors else None, LIMIT, 10**9, 0, 100, Speeds(1e9, 1e9)))
+        later.finish()
+    assert known == [0, 0, 0, *[2] * 5], "in two operations; 0 says that it is not known"
+
+
+def test_what_becomes_of_a_page_is_not_guessed_if_it_changes(cache: PlanCache, later: Later) -> None:
+    """Two caches change places: who took the last steps for a rule would leave the plan each time."""
+    caches = [10, 20]
+    for number in range(12):
+        cursors = cache.begin_step([Living(1, 50), *(Living(page, 20) for page in caches)], LIMIT)
+        one, other = caches if number % 2 else reversed(caches)
+        step = StepRecord([Living(1, 50), Living(one, 20), Living(other, 20)])
+        for place, pages in enumerate(((1, one), (1, other))):
+            step.begins(f"op{place}", pages, 0, False, float(place))
+            step.created(100 + 2 * number + place, 20, "")
+            step.ends(())
+        step.died(one)
+        step.died(other)
+        step.finish(2.0)
+        for cursor in cursors:
+            step.retrace(cursor)
+            assert cursor.is_done
+        cache.end_step(EndedStep(step, *(cursors or [None]), LIMIT, 10**9, 0, 100, Speeds(1e9, 1e9)))
+        later.finish()
+        caches = [100 + 2 * number, 101 + 2 * number]
+    assert cache.planned_steps >= 8
+
+
 def test_a_plan_in_which_nothing_moves_is_one_for_any_limit(cache: PlanCache, later: Later) -> None:
     for _ in range(2):
         cache.end_step(batch(20))

@@ -59,12 +59,13 @@ def test_a_step_on_pages_of_other_sizes() -> None:
     recorder.died(3)
     recorder.finish(now=2.0)
     assert [page.successor for page in recorder.trace().pages] == [0, -1, -1], "it has another size"
-    trace = recorder.trace(sizes=(60, 10, 60))
+    trace = recorder.trace(sizes=(55, 10, 60))
     assert [(page.nbytes, page.successor) for page in trace.pages] == [(10, 0), (60, -1), (60, 1)]
     assert trace.recorded_nbytes == (10, 44, 48)
     (op,) = trace.ops
     assert op.new_bytes == 60 + 5
     assert op.seconds == (60 + 10 + 60) / (44 + 10 + 48), "it has so much more to do"
+    assert [page.successor for page in recorder.trace(sizes=(25, 10, 60)).pages] == [0, -1, -1], "more than twice"
 
 
 def test_what_followed_a_plan_is_known_better() -> None:

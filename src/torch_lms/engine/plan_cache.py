@@ -107,6 +107,8 @@ class Kind:
         floor_bytes: the least that any plan evicts in one; None until somebody asks for it.
         is_first: whether a better plan is to take its place.
         demand_bytes: the most bytes of pages that are alive at once, as the plan has it.
+        became: the numbers of pages that each step makes anew, and those that they had in the next, of the last two.
+        becomes: those among them that were the same before, and so are expected.
     """
 
     signature: int
@@ -116,15 +118,23 @@ class Kind:
     evicted_bytes: int = 0
     floor_bytes: float | None = None
     demand_bytes: int = field(init=False)
+    became: Mapping[int, int] = field(default_factory=dict)
+    becomes: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.demand_bytes = demand_curve(self.plan.trace).demand_bytes
 
     def is_for(self, limit: int) -> bool:
-        """Whether the plan is to be followed under ``limit``. If nothing moves, it is as good under any other."""
-        if not self.plan.moves_anything:
-            return self.demand_bytes <= limit
+        """Whether the plan is to be followed under ``limit``. If all fits, and nothing moves, nothing is better."""
+        if self.demand_bytes <= limit and not self.plan.moves_anything:
+            return True
         return _WASTED * limit <= self.plan.limit <= limit
+
+    def learn_heirs(self, before: PlanCursor | None, done: PlanCursor) -> None:
+        """A step followed the plan to its end; so did the one ``before``, if there is a cursor of that."""
+        became = before.became(done) if before is not None and before.plan is self.plan else {}
+        self.becomes = {number: heir for number, heir in became.items() if self.became.get(number) == heir}
+        self.became = became
 
     @property
     def size(self) -> tuple[int, int]:
@@ -177,6 +187,7 @@ class PlanCache:
         self._planner = planner
         self._seconds = seconds
         self._living: Mapping[PageId, int] = {}
+        self._last: PlanCursor | None = None  # of the step before, if that followed a plan
         self._seen: dict[int, _Seen] = {}
         self._ordered: set[int] = set()
         self._planned_ops = 0
@@ -200,7 +211,12 @@ class PlanCache:
         for kind in self.kinds:
             structure = kind.plan.trace.structure
             smallest[structure] = min(smallest.get(structure, kind), kind, key=lambda each: each.size)
-        return [PlanCursor(kind.plan, self._living) for kind in smallest.values()]
+        return [self._cursor(kind) for kind in smallest.values()]
+
+    def _cursor(self, kind: Kind) -> PlanCursor:
+        last = self._last
+        heirs = last.heirs(kind.becomes) if last is not None and last.plan is kind.plan else {}
+        return PlanCursor(kind.plan, self._living, heirs)
 
     def larger(self, cursor: PlanCursor) -> PlanCursor | None:
         """See ``Plans``: the smallest of the same structure that has the page in question as large."""
@@ -217,7 +233,7 @@ class PlanCache:
             and kind.plan.trace.structure == trace.structure
             and kind.plan.trace.sizes[place] >= nbytes
         ]
-        return PlanCursor(min(larger, key=lambda each: each.size).plan, self._living) if larger else None
+        return self._cursor(min(larger, key=lambda each: each.size)) if larger else None
 
     def end_step(self, step: EndedStep) -> None:
         """See ``Plans``. A plan is ordered for a kind of step that came twice, once it has lost what planning costs. So
@@ -225,8 +241,10 @@ class PlanCache:
 
         Where the planner improves plans, a better one follows, once a step has followed the first.
         """
+        last, self._last = self._last, step.done
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
+                kind.learn_heirs(last, step.done)
                 self.planned_steps += 1
                 kind.steps += 1
                 kind.evicted_bytes += step.evicted_bytes

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
+from types import MappingProxyType
 
 from torch_lms.policy.base import Policy, Prefetch, Recipe, View
 from torch_lms.policy.passed import Passed
@@ -21,6 +22,7 @@ class PlanCursor:
     Args:
         plan: the plan to follow.
         living: bytes of the pages when the step begins, by their ids.
+        heirs: numbers of pages that the plan does not know, and the step before made, by their ids.
 
     Attributes:
         due: pages that the plan has away now, those longest due first. A dict for its order, as the next two.
@@ -33,7 +35,9 @@ class PlanCursor:
         outgrown: if it did so because a page is larger than the plan has it: the page's number there, and its bytes.
     """
 
-    def __init__(self, plan: Plan, living: Mapping[PageId, int]) -> None:
+    def __init__(
+        self, plan: Plan, living: Mapping[PageId, int], heirs: Mapping[PageId, int] = MappingProxyType({})
+    ) -> None:
         self.plan = plan
         self.has_diverged = False
         self.outgrown: tuple[int, int] | None = None
@@ -46,10 +50,11 @@ class PlanCursor:
         self._ops = plan.trace.ops
         self._created = 0
         self._numbers: dict[PageId, int] = {}
+        self._inherited: dict[PageId, int] = {}  # of pages that lived when the step began, those included that died
         self._ids: dict[int, PageId] = {}
         self._nbytes = dict(living)
         self._newly_bound: list[tuple[PageId, int]] = []
-        for page, number in plan.known.items():
+        for page, number in (*plan.known.items(), *heirs.items()):
             if living.get(page, inf) <= plan.trace.pages[number].nbytes:
                 self._bind(page, number)
 
@@ -110,6 +115,22 @@ class PlanCursor:
         self.to_drop = {page: self.recipes[page] for page in passed.lists.to_drop}
         for page in passed.deaths:
             self.died(page)
+
+    def became(self, later: "PlanCursor") -> dict[int, int]:
+        """The numbers that pages have at the end of this step, and those that they had in the next, where these differ.
+
+        Args:
+            later: the cursor of the next step, which followed the same plan.
+        """
+        return {
+            number: later._inherited[page]
+            for page, number in self._numbers.items()
+            if later._inherited.get(page, number) != number
+        }
+
+    def heirs(self, becomes: Mapping[int, int]) -> dict[PageId, int]:
+        """The numbers that pages of this step, which is over, have in the next, by their ids. See ``became``."""
+        return {page: becomes[number] for page, number in self._numbers.items() if number in becomes}
 
     def take_newly_bound(self) -> list[tuple[PageId, int]]:
         """Pages and their numbers in the plan, those that were bound since this was last asked."""
@@ -190,6 +211,8 @@ class PlanCursor:
         self._numbers[page] = number
         self._ids[number] = page
         self._newly_bound.append((page, number))
+        if self.plan.trace.pages[number].born < 0:
+            self._inherited[page] = number
         if self.position < 0 and number in self.plan.away:
             self.due[page] = self.to_evict[page] = None
 

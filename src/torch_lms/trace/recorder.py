@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 
 from torch_lms.trace.record import Trace, TracedOp, TracedPage, Work, places_of, structure_of
 
+_MAX_GROWTH = 2
+"""A page that is more than so many times as large as that of the step before is another."""
+
 
 class Living(NamedTuple):
     """A page that is alive."""
@@ -146,6 +149,7 @@ class Recorder:
         if sizes is not None:
             for page, given in zip(places_of(ops), sizes, strict=True):
                 nbytes[page] = given
+            self._give_successors_room(nbytes)
             ops = [_on_pages_of(op, recorded, nbytes) for op in ops]
 
         def given_size(number: int, page: TracedPage) -> TracedPage:
@@ -154,6 +158,13 @@ class Recorder:
 
         pages = tuple(given_size(number, page) for number, page in enumerate(self._pages))
         return Trace(pages, tuple(ops), recorded_nbytes=() if sizes is None else recorded)
+
+    def _give_successors_room(self, nbytes: list[int]) -> None:
+        """A page that each step makes anew, somewhat larger, is as large as what it becomes in the next step."""
+        for number, page in enumerate(self._pages):
+            both = nbytes[number], nbytes[page.successor]
+            if page.successor >= 0 and max(both) <= _MAX_GROWTH * min(both):
+                nbytes[number] = nbytes[page.successor] = max(both)
 
     def _add(self, page: Living, born: int) -> None:
         self.numbers[page.id] = len(self._pages)
