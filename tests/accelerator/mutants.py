@@ -50,7 +50,7 @@ class Mutant:
     @property
     def is_native(self) -> bool:
         """Whether it is the native interposer's wait."""
-        return self.module in ("lanes", "carrier")
+        return self.module in ("calls", "carrier", "lanes")
 
     @property
     def file(self) -> Path:
@@ -213,6 +213,12 @@ MUTANTS = (
         "lanes",
         "use.streams.assign(1, use.home);",
         "use.streams.assign(1, use.home);\n    use.streams.push_back(current_stream());",
+    ),
+    Mutant(
+        "native: recomputing: letting go of a constant for home",
+        "calls",
+        "bytes_of(copy.storage()).record_stream(guard->getStream(copy.device()));",
+        "static_cast<void>(guard);",
     ),
     Mutant("native: a copy up: home for the program's stream", "lanes", "catch_up(use.home);\n    {", "{"),
     Mutant(

@@ -188,6 +188,46 @@ def let_go_before_a_recomputation(device: torch.device) -> None:
         raise Wrong("nothing was recomputed")
 
 
+def constant_let_go(device: torch.device) -> None:
+    """A page is recomputed on its home from another, which is recomputed there, too, though it was made on the main
+    stream, from a small constant. What was kept of that is let go of at the end of the step, and its memory used again.
+    """
+    module = torch.get_device_module(device)
+    control.set_poison_at_free(device, False)
+    side = module.Stream(device)
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=1 << 19) as lms,
+    ):
+        for _ in range(6):
+            constant = torch.full((COUNT // 4,), 2.0, device=device)
+            base = full(1, device)
+            first = base.view(4, -1) + constant
+            side.wait_stream(module.current_stream())
+            with module.stream(side):
+                page = first * 3
+            del base, first, constant
+            module.current_stream().wait_stream(side)
+            used = page.sum()
+            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
+            filler.add_(1)
+            del filler
+            side.wait_stream(module.current_stream())
+            with module.stream(side):
+                again = page + 1
+            del page
+            lms.step()
+            others = [torch.full((COUNT // 4,), 7.0, device=device) for _ in range(4)]
+            module.current_stream().wait_stream(side)
+            expect(again, 10)
+            expect(used, 9 * COUNT)
+            del again, used, others
+        recomputes = lms.stats().recomputes
+    control.set_poison_at_free(device, True)
+    if not recomputes:
+        raise Wrong("nothing was recomputed")
+
+
 def recomputed_and_evicted(device: torch.device) -> None:
     """A dropped page is recomputed because its input is about to be written, and leaves before anything uses it."""
     with (
@@ -278,6 +318,7 @@ PROGRAMS: dict[str, Program] = {
         second_owner,
         let_go_before_an_order,
         let_go_before_a_recomputation,
+        constant_let_go,
         recomputed_and_evicted,
         slow_disk,
         fetch_given_up,

@@ -174,7 +174,12 @@ class Call:
         def given(kept: Any) -> Any:
             if isinstance(kept, View):
                 return kept.on(storages[kept.entry.page])
-            return _kept(kept) if isinstance(kept, torch.Tensor) else kept
+            if not isinstance(kept, torch.Tensor):
+                return kept
+            if kept.device.type != "cpu" and not is_placeholder(kept):
+                # It may be let go of before the stream of now, which reads it, is through with it.
+                kept.record_stream(torch.accelerator.current_stream(kept.device))
+            return _kept(kept)
 
         args, kwargs = _with_objects(self.args, self.kwargs, given)
         with _C._AutoDispatchBelowAutograd(), _C._ExcludeDispatchKeyGuard(_AUTOCAST), _set(self.settings):

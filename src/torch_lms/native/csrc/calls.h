@@ -121,7 +121,11 @@ class Call {
     for (const auto& value : arguments_) {
       stack.push_back(with_tensors(value, [&](const at::Tensor& tensor) {
         const PageId page = pages_[place++];
-        return page == no_page ? with_own_bytes(tensor) : likeness(tensor, c10::Storage(storages.at(page)));
+        if (page != no_page) {
+          return likeness(tensor, c10::Storage(storages.at(page)));
+        }
+        keep_for_now(tensor);
+        return with_own_bytes(tensor);
       }));
     }
     {
@@ -156,6 +160,15 @@ class Call {
     PageId page;
     at::Tensor outline;
   };
+
+  // The stream of now reads this copy, which may be let go of before it is through with it.
+  static void keep_for_now(const at::Tensor& copy) {
+    if (!copy.is_cpu() && copy.storage().nbytes() > 0) {
+      const Unseen unseen;
+      const auto* guard = c10::impl::getDeviceGuardImpl(copy.device().type());
+      bytes_of(copy.storage()).record_stream(guard->getStream(copy.device()));
+    }
+  }
 
   void check(const at::Tensor& made, const at::Tensor& before) const {
     const bool is_alike = made.dtype() == before.dtype() && made.sizes() == before.sizes() &&
