@@ -400,6 +400,25 @@ def test_a_cache_that_each_step_makes_anew_is_known_before_it_is_used(cache: Pla
     assert known == [0, 0, 0, *[2] * 5], "in two operations; 0 says that it is not known"
 
 
+@pytest.mark.usefixtures("is_hasty")
+def test_no_plan_is_made_from_a_step_in_which_a_page_was_not_made(cache: PlanCache, later: Later) -> None:
+    """An operation was interrupted, and the program went on."""
+    for number in range(10, 13):
+        step, _ = remade(number, 20, number + 1)
+        cache.end_step(EndedStep(step, None, LIMIT, 10**9, 0, 100, Speeds(1e9, 1e9)))
+    later.finish()
+    (cursor,) = cache.begin_step([Living(1, 50), Living(20, 20)], LIMIT)
+    step = record([Living(1, 50), Living(20, 20)], 1)
+    for number, pages in ((1, (1, 20)), (2, (1,))):
+        step.begins(f"op{number}", pages, 0, False, float(number))
+        step.ends(())
+    step.finish(3.0)
+    step.retrace(cursor)
+    assert cursor.is_done
+    cache.end_step(EndedStep(step, cursor, LIMIT, 10**9, 0, 100, Speeds(1e9, 1e9)))
+    assert not later.orders
+
+
 def test_what_becomes_of_a_page_is_not_guessed_if_it_changes(cache: PlanCache, later: Later) -> None:
     """Two caches change places: who took the last steps for a rule would leave the plan each time."""
     caches = [10, 20]

@@ -274,15 +274,19 @@ class PlanCache:
         trace = kind.plan.trace
         share = step.demand_bytes / max(1, kind.demand_bytes)
         if kind.is_first:
-            seen = self._count(kind.signature, step.lost_s)
-            if self._is_to_order(kind.signature, seen, step):
-                self._order(kind.signature, step, sizes=trace.sizes, followed=trace)
+            signature, lost_s = kind.signature, step.lost_s
         elif share <= _MUCH_LESS:
-            signature = likeness(trace.structure, step.demand_bytes)
-            seen = self._count(signature, step.lost_s * (1 - share))
-            if self._is_to_order(signature, seen, step):
-                seen.sizes.add(step.record.sizes)
-                self._order_for_sizes(signature, seen, step, trace)
+            signature, lost_s = likeness(trace.structure, step.demand_bytes), step.lost_s * (1 - share)
+        else:
+            return
+        seen = self._count(signature, lost_s)
+        if not self._is_to_order(signature, seen, step) or step.record.structure != trace.structure:
+            return  # where the structure is another, a page was not made: an operation was interrupted
+        if kind.is_first:
+            self._order(signature, step, sizes=trace.sizes, followed=trace)
+        else:
+            seen.sizes.add(step.record.sizes)
+            self._order_for_sizes(signature, seen, step, trace)
 
     def _order_for_sizes(self, signature: int, seen: _Seen, step: EndedStep, followed: Trace | None = None) -> None:
         """Order a plan for steps on pages of the sizes that were ``seen``, two at least."""

@@ -57,8 +57,8 @@ class Stats:
         replans: plans made after the first: better ones, and those for other kinds of steps.
         planning_s: seconds of a processor that making plans took, beside the program.
         traffic_ratio: bytes evicted in planned steps over the least that any plan without recomputation could evict;
-            below 1 if enough was recomputed. None if nothing had to, or if it was not asked for
-            (``torch_lms.stats(floor=True)``).
+            below 1 if enough was recomputed, or if steps had smaller pages than their plan. None if nothing had to, or
+            if it was not asked for (``torch_lms.stats(floor=True)``).
         policy: the one in force.
         interposer: what sees the operations, "native" or "python"; "off" without a session.
         interposer_reason: why it is that one.
