@@ -148,20 +148,24 @@ class NativeFastPath(FastPath):
             (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
             [_told(recipe, recipe.number) for recipe in cursor.recipes.values()],
             [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
-            self._carrier(backend),
+            self._carrier(backend, cursor.plan),
         )
         self._cursor = cursor
         self._followed = backend
 
-    def _carrier(self, backend: DeviceBackend) -> tuple[Any, Any, Any, int, int, float, int]:
-        """Who moves pages without Python, to which tier, and until when."""
+    def _carrier(self, backend: DeviceBackend, plan: Plan) -> tuple[Any, Any, Any, int, int, float, int]:
+        """Who moves pages without Python, to which tier, and until when. Nobody if ``plan`` moves nothing: as long as
+        that is so, what the C library does with freed memory stays as it is.
+        """
         recomputer = backend.recomputer
         assert isinstance(recomputer, NativeRecomputer)
         executor, engine = backend.executor, backend.engine
         calls, until = recomputer.calls, (engine.asks_for_room_at_s, self._tick)
-        if isinstance(executor, NativeStreamExecutor) and not engine.pager.has_refused:
+        if engine.pager.has_refused or not plan.moves_anything:
+            return None, None, calls, -1, 0, *until
+        if isinstance(executor, NativeStreamExecutor):
             return None, executor.lanes, calls, self._tiers.index(Tier.HOST), sys.maxsize, *until
-        if isinstance(executor, NativeCpuExecutor) and not engine.pager.has_refused:
+        if isinstance(executor, NativeCpuExecutor):
             executor.watch_heap()
             most_unseen = Heap.most_unseen(engine.pager.limit)
             return executor.spill, None, calls, self._tiers.index(Tier.DISK), most_unseen, *until
