@@ -105,7 +105,7 @@ def words() -> Step:
     return step
 
 
-PROGRAMS: dict[str, tuple[Program, int]] = {"texts": (texts, 80), "pictures": (pictures, 60), "words": (words, 120)}
+PROGRAMS: dict[str, tuple[Program, int]] = {"texts": (texts, 60), "pictures": (pictures, 32), "words": (words, 60)}
 
 
 @dataclass(frozen=True)

@@ -280,9 +280,11 @@ class PlanCache:
         else:
             return
         seen = self._count(signature, lost_s)
-        if not self._is_to_order(signature, seen, step) or step.record.structure != trace.structure:
-            return  # where the structure is another, a page was not made: an operation was interrupted
-        if kind.is_first:
+        if not self._is_to_order(signature, seen, step):
+            return
+        if step.record.structure != trace.structure:  # a page was not made: an operation was interrupted
+            seen.lost_s = 0.0
+        elif kind.is_first:
             self._order(signature, step, sizes=trace.sizes, followed=trace)
         else:
             seen.sizes.add(step.record.sizes)

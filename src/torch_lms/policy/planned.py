@@ -55,7 +55,7 @@ class PlanCursor:
         self._nbytes = dict(living)
         self._newly_bound: list[tuple[PageId, int]] = []
         for page, number in (*plan.known.items(), *heirs.items()):
-            if living.get(page, inf) <= plan.trace.pages[number].nbytes:
+            if living.get(page, inf) <= plan.trace.pages[number].nbytes and number not in self._ids:
                 self._bind(page, number)
 
     @property
