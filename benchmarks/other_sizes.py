@@ -1,7 +1,7 @@
 """What steps take that differ in the sizes of their pages alone: batches of other lengths, pictures of other shapes, a
 cache that grows.
 
-    python benchmarks/other_sizes.py [--quick] [--json FILE]
+    python benchmarks/other_sizes.py [--quick] [--only TEXT] [--json FILE]
 
 Each program runs without LMS, with LMS but without plans, and with LMS, in turns: once under a limit at which it just
 fits, and once under half of its demand. Printed are the seconds of the second half of its steps over those without LMS:
@@ -181,12 +181,13 @@ def rows(name: str, rounds: int, quick: bool) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="does it work at all?")
+    parser.add_argument("--only", default="", metavar="TEXT", help="programs with this in their names")
     parser.add_argument("--json", type=Path, help="a file for the figures")
     given = parser.parse_args()
     found = []
     print("| steps | limit / demand | way | seconds / those without LMS | steps that followed a plan |")
     print("|---|---|---|---|---|")
-    for name in PROGRAMS:
+    for name in [name for name in PROGRAMS if given.only in name]:
         for row in rows(name, 1 if given.quick else ROUNDS, given.quick):
             found.append(row)
             print(row, flush=True)

@@ -100,7 +100,7 @@ def nobody_hears_of_copies() -> Iterator[None]:
 def moves_in_python() -> Iterator[None]:
     """Inside, the native interposer has each move of a plan performed in Python."""
 
-    def nobody(_: NativeFastPath, backend: Any) -> tuple[Any, ...]:
+    def nobody(_: NativeFastPath, backend: Any, _plan: object) -> tuple[Any, ...]:
         return None, None, backend.recomputer.calls, -1, 0, 0.0, 0
 
     with patch.object(NativeFastPath, "_carrier", nobody):

@@ -371,7 +371,7 @@ def test_the_better_plan_is_for_the_sizes_of_the_quick_one(cache: PlanCache, lat
     assert order.trace.recorded_nbytes == (50, 10)
 
 
-def remade(first: int, nbytes: int, then: int) -> tuple[StepRecord, list[Living]]:
+def with_cache_anew(first: int, nbytes: int, then: int) -> tuple[StepRecord, list[Living]]:
     """A step that makes a cache anew, page ``then`` of page ``first``; and what lives when it ends."""
     found = StepRecord([Living(1, 50), Living(first, nbytes)], None)
     for number, pages in enumerate(((1,), (1, first), (1,))):
@@ -390,7 +390,7 @@ def test_a_cache_that_each_step_makes_anew_is_known_before_it_is_used(cache: Pla
     at_start = [Living(1, 50), Living(10, 20)]
     for number in range(10, 20):
         cursors = cache.begin_step(at_start, LIMIT)
-        step, at_start = remade(number, 20, number + 1)
+        step, at_start = with_cache_anew(number, 20, number + 1)
         if cursors:
             known.append(cursors[0].next_use(number))
             step.retrace(cursors[0])
@@ -404,7 +404,7 @@ def test_a_cache_that_each_step_makes_anew_is_known_before_it_is_used(cache: Pla
 def test_no_plan_is_made_from_a_step_in_which_a_page_was_not_made(cache: PlanCache, later: Later) -> None:
     """An operation was interrupted, and the program went on."""
     for number in range(10, 13):
-        step, _ = remade(number, 20, number + 1)
+        step, _ = with_cache_anew(number, 20, number + 1)
         cache.end_step(EndedStep(step, None, LIMIT, 10**9, 0, 100, Speeds(1e9, 1e9)))
     later.finish()
     (cursor,) = cache.begin_step([Living(1, 50), Living(20, 20)], LIMIT)

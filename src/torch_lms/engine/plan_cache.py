@@ -130,10 +130,10 @@ class Kind:
             return True
         return _WASTED * limit <= self.plan.limit <= limit
 
-    def learn_heirs(self, before: PlanCursor | None, done: PlanCursor) -> None:
+    def learn_successors(self, before: PlanCursor | None, done: PlanCursor) -> None:
         """A step followed the plan to its end; so did the one ``before``, if there is a cursor of that."""
         became = before.became(done) if before is not None and before.plan is self.plan else {}
-        self.becomes = {number: heir for number, heir in became.items() if self.became.get(number) == heir}
+        self.becomes = {page: successor for page, successor in became.items() if self.became.get(page) == successor}
         self.became = became
 
     @property
@@ -215,8 +215,8 @@ class PlanCache:
 
     def _cursor(self, kind: Kind) -> PlanCursor:
         last = self._last
-        heirs = last.heirs(kind.becomes) if last is not None and last.plan is kind.plan else {}
-        return PlanCursor(kind.plan, self._living, heirs)
+        successors = last.successors(kind.becomes) if last is not None and last.plan is kind.plan else {}
+        return PlanCursor(kind.plan, self._living, successors)
 
     def larger(self, cursor: PlanCursor) -> PlanCursor | None:
         """See ``Plans``: the smallest of the same structure that has the page in question as large."""
@@ -244,7 +244,7 @@ class PlanCache:
         last, self._last = self._last, step.done
         for kind in self.kinds:
             if step.done is not None and kind.plan is step.done.plan:
-                kind.learn_heirs(last, step.done)
+                kind.learn_successors(last, step.done)
                 self.planned_steps += 1
                 kind.steps += 1
                 kind.evicted_bytes += step.evicted_bytes

@@ -22,7 +22,7 @@ class PlanCursor:
     Args:
         plan: the plan to follow.
         living: bytes of the pages when the step begins, by their ids.
-        heirs: numbers of pages that the plan does not know, and the step before made, by their ids.
+        successors: numbers of pages that the plan does not know, and the step before made, by their ids.
 
     Attributes:
         due: pages that the plan has away now, those longest due first. A dict for its order, as the next two.
@@ -36,7 +36,7 @@ class PlanCursor:
     """
 
     def __init__(
-        self, plan: Plan, living: Mapping[PageId, int], heirs: Mapping[PageId, int] = MappingProxyType({})
+        self, plan: Plan, living: Mapping[PageId, int], successors: Mapping[PageId, int] = MappingProxyType({})
     ) -> None:
         self.plan = plan
         self.has_diverged = False
@@ -54,7 +54,7 @@ class PlanCursor:
         self._ids: dict[int, PageId] = {}
         self._nbytes = dict(living)
         self._newly_bound: list[tuple[PageId, int]] = []
-        for page, number in (*plan.known.items(), *heirs.items()):
+        for page, number in (*plan.known.items(), *successors.items()):
             if living.get(page, inf) <= plan.trace.pages[number].nbytes and number not in self._ids:
                 self._bind(page, number)
 
@@ -128,7 +128,7 @@ class PlanCursor:
             if later._inherited.get(page, number) != number
         }
 
-    def heirs(self, becomes: Mapping[int, int]) -> dict[PageId, int]:
+    def successors(self, becomes: Mapping[int, int]) -> dict[PageId, int]:
         """The numbers that pages of this step, which is over, have in the next, by their ids. See ``became``."""
         return {page: becomes[number] for page, number in self._numbers.items() if number in becomes}
 
