@@ -32,6 +32,14 @@ Step = Callable[[], torch.Tensor]
 Program = Callable[[], Step]
 
 
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """One step down; returns the loss."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
 def texts() -> Step:
     """Trains an encoder on texts of 16 to 96 words."""
     words, width = 1000, 128
@@ -44,11 +52,7 @@ def texts() -> Step:
 
     def step() -> torch.Tensor:
         batch = torch.randint(0, words, (8, lengths.randint(16, 96)))
-        loss = nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten()), optimizer)
 
     return step
 
@@ -62,11 +66,7 @@ def pictures() -> Step:
 
     def step() -> torch.Tensor:
         batch = torch.randn(2, 3, sides.randint(64, 160), sides.randint(64, 160))
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return descend(model(batch).square().mean(), optimizer)
 
     return step
 
@@ -148,11 +148,11 @@ class Row:
 def run(program: Program, steps: int) -> Run:
     step = program()
     results = [step() for _ in range(steps // 2)]
-    before = torch_lms.stats().planned_steps if torch_lms.is_enabled() else 0
+    before = torch_lms.stats().planned_steps
     started_s = time.perf_counter()
     results += [step() for _ in range(steps - steps // 2)]
     seconds = time.perf_counter() - started_s
-    planned = torch_lms.stats().planned_steps - before if torch_lms.is_enabled() else 0
+    planned = torch_lms.stats().planned_steps - before
     return Run(seconds, planned / (steps - steps // 2), results)
 
 

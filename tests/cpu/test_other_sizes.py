@@ -18,14 +18,23 @@ MIN_SIZE = 1024
 Program = Callable[[], list[torch.Tensor]]
 
 
-@pytest.fixture(autouse=True)
-def _plans_are_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
-
-
 @pytest.fixture(params=["native", "python"])
 def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
+
+
+def trained(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], steps: int
+) -> list[torch.Tensor]:
+    """The losses of so many steps, then the weights. ``loss``: that of ``model``, on a new batch each time."""
+    losses = []
+    for _ in range(steps):
+        found = loss()
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(found.detach())
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 def texts(steps: int) -> list[torch.Tensor]:
@@ -35,15 +44,12 @@ def texts(steps: int) -> list[torch.Tensor]:
     model = nn.Sequential(nn.Embedding(50, 32), nn.TransformerEncoder(layer, 3), nn.Linear(32, 50))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     lengths = random.Random(1)
-    results = []
-    for _ in range(steps):
-        words = torch.randint(0, 50, (4, lengths.randint(12, 64)))
-        loss = nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append(loss.detach())
-    return [*results, *(parameter.detach() for parameter in model.parameters())]
+
+    def loss() -> torch.Tensor:
+        batch = torch.randint(0, 50, (4, lengths.randint(12, 64)))
+        return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+    return trained(model, optimizer, loss, steps)
 
 
 def pictures(steps: int) -> list[torch.Tensor]:
@@ -55,15 +61,11 @@ def pictures(steps: int) -> list[torch.Tensor]:
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     sides = random.Random(1)
-    results = []
-    for _ in range(steps):
-        batch = torch.randn(2, 3, sides.randint(24, 64), sides.randint(24, 64))
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        results.append(loss.detach())
-    return [*results, *(parameter.detach() for parameter in model.parameters())]
+
+    def loss() -> torch.Tensor:
+        return model(torch.randn(2, 3, sides.randint(24, 64), sides.randint(24, 64))).square().mean()
+
+    return trained(model, optimizer, loss, steps)
 
 
 class Decoder(nn.Module):
@@ -94,12 +96,6 @@ def words(steps: int) -> list[torch.Tensor]:
     return results
 
 
-def demand_of(program: Program) -> int:
-    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu"):
-        program()
-        return torch_lms.stats().demand_bytes
-
-
 PROGRAMS: dict[str, Program] = {
     "texts": lambda: texts(36),
     "pictures": lambda: pictures(36),
@@ -107,11 +103,12 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def run(program: Program, limit: int, **options: object) -> Stats:
-    """Runs ``program`` under ``limit``: with the bits that it has without."""
-    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu"):  # an empty mode changes some bits
+def run(program: Program, share: float) -> Stats:
+    """Runs ``program`` under ``share`` of its demand: with the bits that it has without."""
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu") as lms:  # an empty mode changes some bits
         expected = program()
-    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu", **options) as lms:
+        limit = int(share * lms.stats().demand_bytes)
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu") as lms:
         results = program()
         lms.validate()
         stats = lms.stats()
@@ -124,8 +121,7 @@ def run(program: Program, limit: int, **options: object) -> Stats:
 @pytest.mark.parametrize("share", [0.6, 0.8])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_most_steps_follow_a_plan(name: str, share: float) -> None:
-    program = PROGRAMS[name]
-    stats = run(program, int(share * demand_of(program)))
+    stats = run(PROGRAMS[name], share)
     assert stats.evicted_bytes + stats.recomputed_bytes > 0
     assert stats.planned_steps >= 0.7 * stats.steps
     assert stats.diverged_steps <= 0.2 * stats.steps
@@ -133,8 +129,7 @@ def test_most_steps_follow_a_plan(name: str, share: float) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_so_they_do_where_all_fits_but_not_twice(name: str) -> None:
-    program = PROGRAMS[name]
-    stats = run(program, int(1.1 * demand_of(program)))
+    stats = run(PROGRAMS[name], 1.1)
     assert stats.evictions == 0
     assert stats.planned_steps >= 0.7 * stats.steps
 

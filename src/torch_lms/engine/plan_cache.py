@@ -15,8 +15,8 @@ from torch_lms.timeline import Lane, Span
 from torch_lms.trace import Living, Trace, demand_curve
 
 _MAX_PLANS = 24
-"""Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Each costs a cursor
-in every step, some 50 microseconds."""
+"""Kinds of steps that are remembered: the crop sizes of a training and the last batch of each, say. Those of other
+operations cost a cursor each in every step, some 50 microseconds."""
 
 _MAX_SEEN = 256
 """Kinds of steps of which it is known how often they came and what they lost."""
@@ -258,8 +258,9 @@ class PlanCache:
         seen = self._count(signature, step.lost_s)
         seen.steps += 1
         if seen.steps > 1:
-            if self._is_to_order(signature, seen, step, self._is_first(seen)):
-                self._order(signature, step, self._is_first(seen))
+            is_first = self._is_first(seen)
+            if self._is_to_order(signature, seen, step, is_first):
+                self._order(signature, step, is_first)
             return
         if not self._has_failed:
             self._planner.get_ready()

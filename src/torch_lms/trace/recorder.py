@@ -162,8 +162,10 @@ class Recorder:
     def _give_successors_room(self, nbytes: list[int]) -> None:
         """A page that each step makes anew, somewhat larger, is as large as what it becomes in the next step."""
         for number, page in enumerate(self._pages):
+            if page.successor < 0:
+                continue
             both = nbytes[number], nbytes[page.successor]
-            if page.successor >= 0 and max(both) <= _MAX_GROWTH * min(both):
+            if max(both) <= _MAX_GROWTH * min(both):
                 nbytes[number] = nbytes[page.successor] = max(both)
 
     def _add(self, page: Living, born: int) -> None:
