@@ -272,6 +272,23 @@ def test_7_dynamic_shapes_compile_once() -> None:
         assert times() == expected
 
 
+@pytest.mark.parametrize("interposer", ["native", "python"])
+def test_7_sizes_that_are_traced_are_not_compared_with_that_of_the_smallest_page(
+    interposer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer would hold for what is exported, or compiled."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", interposer)
+    model, batch = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()), torch.randn(16, 8)
+
+    def exported() -> list[str]:
+        program = torch.export.export(model, (batch,), dynamic_shapes={"input": {0: torch.export.Dim("b", min=2)}})
+        return [str(found) for found in program.range_constraints.values()]
+
+    expected = exported()
+    with torch_lms.session(limit="1GB", min_size=4096):
+        assert exported() == expected
+
+
 # -- 8: __torch_function__ ---------------------------------------------------------------------------------------------
 
 

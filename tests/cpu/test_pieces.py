@@ -675,6 +675,32 @@ def test_a_conjugated_or_negated_part_of_what_is_in_tiles() -> None:
     assert same_bits(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_sparse_tensors_beside_what_is_in_tiles(layout: str) -> None:
+    """As a graph's edges beside the features of its nodes."""
+    edges = torch.eye(60).roll(3, 0)
+    sparse = edges.to_sparse() if layout == "coo" else edges.to_sparse_csr()
+    features = rand(60, 50)
+
+    def program() -> list[Tensor]:
+        weight = rand(50, 50).requires_grad_()
+        hidden = (features @ weight).relu()
+        mixed = sparse @ hidden
+        mixed.square().mean().backward()
+        assert weight.grad is not None
+        return [mixed.detach(), weight.grad, (mixed @ mixed.T).sparse_mask(edges.to_sparse()).values().detach()]
+
+    torch.manual_seed(0)
+    expected = program()
+    with torch_lms.session(limit=24_000, min_size=256) as lms:
+        torch.manual_seed(0)
+        found = program()
+        assert lms.stats().in_pieces > 0
+        lms.validate()
+    assert same_bits(found, expected)
+
+
 # -- not exact -------------------------------------------------------------------------------------------------------
 
 

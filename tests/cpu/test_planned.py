@@ -168,7 +168,7 @@ def test_alternating_shapes_need_no_new_plans() -> None:
     assert same_bits(results, expected)
     assert stats.replans == 0
     assert stats.planned_steps == stats.steps == 75
-    assert stats.evicted_bytes > 0
+    assert stats.evicted_bytes + stats.recomputed_bytes > 0
 
 
 class Skipping(nn.Module):

@@ -152,3 +152,9 @@ def test_what_is_not_told_is_learned() -> None:
             assert [tensor[0].item() for tensor in held] == [0, 1, 2, 3]
             del held
     assert peaks[0] > 10 * MIB >= peaks[1]
+
+
+@pytest.mark.parametrize("op", [torch.ops.aten.is_pinned.default, torch.ops.aten.equal.default])
+def test_what_gives_a_number_is_not_tried(op: Any) -> None:
+    """PyTorch warns of some of the arguments that it would be tried with."""
+    assert not describe(op).creates

@@ -162,11 +162,11 @@ def test_what_is_created_may_be_smaller(nbytes: int, is_followed: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "pages"),
     [("another", (101,)), ("op1", (100,)), ("op1", ()), ("op1", (101, 100)), ("op1", (102,))],
-    ids=["name", "page", "fewer pages", "more pages", "a page of another size"],
+    ids=["name", "page", "fewer pages", "more pages", "a larger page"],
 )
 def test_whatever_differs_ends_it(name: str, pages: tuple[int, ...]) -> None:
     cursor = planned()
-    cursor.created(102, 7)
+    cursor.created(102, 51)
     cursor.op_begins("op0", (100,))
     cursor.op_begins(name, pages)
     assert cursor.has_diverged

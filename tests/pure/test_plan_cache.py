@@ -261,6 +261,70 @@ def test_a_closed_cache_closes_its_planner(cache: PlanCache, later: Later) -> No
     assert later.is_closed
 
 
+# -- steps that are like no other --------------------------------------------------------------------------------------
+
+
+def of_length(ops: int, cursor: PlanCursor | None = None, lost_s: float = 1.0) -> EndedStep:
+    """A step of so many operations, which follows ``cursor`` as far as it goes."""
+    step = record(living(1), *[1] * ops)
+    if cursor is not None:
+        step.retrace(cursor)
+    return EndedStep(step, None, LIMIT, round(lost_s * 1e9), 0, 50, Speeds(1e9, 1e9), cursor)
+
+
+def test_the_longest_of_steps_that_are_like_no_other_is_planned(cache: PlanCache, later: Later) -> None:
+    for ops in (5, 20, 7, 18, 6):
+        cache.end_step(of_length(ops))
+        assert not later.orders
+    cache.end_step(of_length(19))
+    (order,) = later.orders
+    assert len(order.trace.ops) == 19, "0.95 of the longest, and the first such after three"
+
+
+def test_no_more_plans_are_made_where_steps_follow_one_for_half_of_their_operations(
+    cache: PlanCache, later: Later
+) -> None:
+    for ops in (5, 6, 7, 8):
+        cache.end_step(of_length(ops))
+    later.finish()
+    for ops in range(9, 16):
+        (cursor,) = cache.begin_step(living(1), LIMIT)
+        cache.end_step(of_length(ops, cursor))
+        assert cursor.followed_ops == 8
+    assert not later.orders
+    for ops in range(17, 21):
+        assert not later.orders
+        (cursor,) = cache.begin_step(living(1), LIMIT)
+        cache.end_step(of_length(ops, cursor))
+    assert len(later.orders) == 1
+    later.finish()
+    (cursor,) = cache.begin_step(living(1), LIMIT)
+    assert len(cursor.plan.trace.ops) == 20, "it took the place of the other"
+
+
+def test_of_what_a_step_loses_the_parts_count_that_followed_no_plan(cache: PlanCache, later: Later) -> None:
+    for ops in (5, 6, 7, 8):
+        cache.end_step(of_length(ops))
+    later.finish()
+    (cursor,) = cache.begin_step(living(1), LIMIT)
+    assert of_length(16).lost_s == pytest.approx(1.0 + 16 * HOST_OP_S)
+    assert of_length(16, cursor).lost_s == pytest.approx(0.5 + 8 * HOST_OP_S)
+
+
+def test_steps_that_came_back_to_their_plan_are_counted(cache: PlanCache, later: Later) -> None:
+    for ops in (5, 6, 7, 8):
+        cache.end_step(of_length(ops))
+    later.finish()
+    for is_back in (False, True):
+        (cursor,) = cache.begin_step(living(1), LIMIT)
+        if is_back:
+            cursor.rejoin(4, {})
+        cache.end_step(of_length(8, cursor))
+    assert (cache.diverged_steps, cache.rejoined_steps) == (2, 1)
+    cache.reset_counts()
+    assert cache.rejoined_steps == 0
+
+
 # -- steps that differ in the sizes of their pages alone ---------------------------------------------------------------
 
 

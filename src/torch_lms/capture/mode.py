@@ -18,7 +18,7 @@ from torch_lms.capture.pieces.job import NOT_CUT
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.pieces.run import Pieces
 from torch_lms.capture.pieces.table import Alias, TileTable, alias_by_memory
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.registry import Entry, has_at_least
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import Firsts, Sizes, result_device
 from torch_lms.capture.tensors import (
@@ -350,7 +350,7 @@ class LmsMode(TorchDispatchMode):
         is_new = not info.retypes
         if isinstance(result, torch.Tensor) and is_plain(result) and has_storage(result):
             storage = untyped_storage(result)
-            if not info.empty or storage_nbytes(storage) >= FILLED_UNSEEN:
+            if not info.empty or has_at_least(storage, FILLED_UNSEEN):
                 self._owner.entry_of(storage, result, is_new)
         else:
             for tensor in tensors_among(result if isinstance(result, tuple | list) else (result,)):

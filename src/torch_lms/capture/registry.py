@@ -18,6 +18,14 @@ storage_nbytes = STORAGE.nbytes
 """The size of a storage as it stands, unpatched: 0 while it is evicted."""
 
 
+def has_at_least(storage: torch.UntypedStorage, nbytes: int) -> bool:
+    """Whether it holds so many bytes as it stands. A symbolic size is not asked: the answer would be a guard of what
+    is traced.
+    """
+    size = storage_nbytes(storage)
+    return type(size) is int and size >= nbytes
+
+
 class Entry(weakref.ref[torch.UntypedStorage]):
     """A storage that is a page, referenced weakly: call it to get the storage, or None once that is dead.
 

@@ -99,6 +99,9 @@ _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})
 
 _OBJECT = "__torch__.torch.classes."
 
+_NUMBERS = frozenset({"bool", "int", "float", "number"})
+"""Types of results that are no tensors, nor made of any."""
+
 _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty"})
 
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
@@ -204,7 +207,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
             keeps.append((position, argument.name))
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
     is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
-    has_new_result = any(result.alias_info is None for result in schema.returns)
+    has_new_result = any(result.alias_info is None and str(result.type) not in _NUMBERS for result in schema.returns)
     is_made_of_others = is_composite(func.name())
     reads_bytes = is_made_of_others and not is_view and _may_read_bytes(func)
     return OpInfo(

@@ -13,7 +13,7 @@ from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
 from torch_lms.engine.step_record import StepRecord, Stretch
 from torch_lms.pager import Action, Pager
-from torch_lms.policy import Passed, PlanCursor, Planned, Policy
+from torch_lms.policy import Passed, PlanCursor, Planned, Policy, Rejoining
 from torch_lms.residency import PageId, Tier
 from torch_lms.timeline import Lane, Link, Timeline
 from torch_lms.trace import Living, Trace, TracedOp
@@ -181,8 +181,9 @@ class Engine:
         self._ran_out_at = 0
         self._refreshed_at = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
-        self._fruitless = 0  # steps that were recorded, and followed no plan, since one did
+        self._fruitless = 0  # steps that were recorded, and followed no plan for long, since one did
         self._cursors: list[PlanCursor] = []
+        self._rejoining: Rejoining | None = None  # the plan that the step has left last, as long as it follows none
         # The session may begin in the midst of a step: nothing is learned from the first record.
         self.record: StepRecord | None = StepRecord([])
         self._is_record_whole = False
@@ -205,6 +206,8 @@ class Engine:
             cursor.created(page, nbytes)
             if cursor.has_diverged:
                 self._forget_diverged()  # makes a new list: this loop goes on over the old one
+        if self._rejoining is not None:
+            self._rejoining.created(page, nbytes)
         self.pager.created(page, nbytes, unpageable, is_found=is_found)
         self._backend.use((page,))
 
@@ -222,6 +225,8 @@ class Engine:
             self.record.died(page)
         for cursor in self._cursors:
             cursor.died(page)
+        if self._rejoining is not None:
+            self._rejoining.died(page)
         actions = self.pager.died(page)
         if actions:
             self._perform(actions)
@@ -257,6 +262,8 @@ class Engine:
                 self._join_plans()
             if self._cursors:
                 self._move_cursors(op.name, pages)
+            elif self._rejoining is not None:
+                self._rejoin(self._rejoining, op.name, pages)
             self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
             if self.record.op_count > _MAX_OPS:
                 self._stop_recording()
@@ -278,11 +285,13 @@ class Engine:
 
     @property
     def cursor_to_follow(self) -> PlanCursor | None:
-        """Where the step is in its plan, if operations may pass from here on for which the plan has nothing to do."""
+        """Where the step is in its plan, if operations may pass from here on for which the plan has nothing to do. They
+        may not if it is not known what they create.
+        """
         if self.record is None or self._ran_out_at or len(self._cursors) != 1:
             return None
         cursor = self._cursors[0]
-        return None if cursor.position < 0 else cursor
+        return None if cursor.position < 0 or cursor.creates_more else cursor
 
     def passed(self, passed: Passed, stretch: Stretch) -> None:
         """Operations followed the plan that ``cursor_to_follow`` gave, and nothing had to be decided for them.
@@ -411,19 +420,32 @@ class Engine:
         """Plans have been made since the step began without one: follow those that it has been like so far."""
         if self._plans is None or self.record is None or not self._is_record_whole:
             return
-        self._cursors = self._plans.begin_step(self.record.living, self.pager.limit)
-        for cursor in self._cursors:
+        cursors = self._plans.begin_step(self.record.living, self.pager.limit)
+        for cursor in cursors:
             self.record.retrace(cursor)
-        self._forget_diverged()
+        self._follow_or_replace(cursors)
 
     def _forget_diverged(self, op: tuple[str, tuple[PageId, ...]] | None = None) -> None:
         """Follow larger plans where pages have outgrown one. ``op``: it begins, and is not recorded yet."""
-        followed = [self._followed_instead(cursor, op) if cursor.has_diverged else cursor for cursor in self._cursors]
-        self._cursors = [cursor for cursor in followed if cursor is not None]
-        self._follow()
+        left = self._cursors
+        self._follow_or_replace(left, op)
+        if not self._cursors:
+            self._rejoining = Rejoining(left[0])
+            if op is not None:
+                self._rejoin(self._rejoining, *op)
+
+    def _follow_or_replace(self, cursors: list[PlanCursor], op: tuple[str, tuple[PageId, ...]] | None = None) -> None:
+        """Follow those of ``cursors`` that have not diverged, or what there is instead of them."""
+        followed = [self._followed_instead(cursor, op) if cursor.has_diverged else cursor for cursor in cursors]
+        self._follow([cursor for cursor in followed if cursor is not None])
+
+    def _rejoin(self, rejoining: Rejoining, name: str, pages: tuple[PageId, ...]) -> None:
+        """Follow the plan again that the step has left, if it is like that again."""
+        if rejoining.op_begins(name, pages):
+            self._follow([rejoining.cursor])
 
     def _followed_instead(self, left: PlanCursor, op: tuple[str, tuple[PageId, ...]] | None) -> PlanCursor | None:
-        if self._plans is None or self.record is None:
+        if self._plans is None or self.record is None or left.has_rejoined:
             return None
         cursor = self._plans.larger(left)
         while cursor is not None:
@@ -442,9 +464,12 @@ class Engine:
         cursor = self._cursors[0]
         return cursor.plan.trace.ops[cursor.position].is_repeatable
 
-    def _follow(self) -> None:
+    def _follow(self, cursors: list[PlanCursor]) -> None:
+        self._cursors = cursors
+        if cursors:
+            self._rejoining = None
         if isinstance(self._policy, Planned):
-            self._policy.cursor = self._cursors[0] if self._cursors else None
+            self._policy.cursor = cursors[0] if cursors else None
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -457,8 +482,7 @@ class Engine:
     def step_begins(self, is_short: bool) -> None:
         """Another begins. Unless room may be short in it, it is neither recorded nor planned."""
         self._end_record()
-        self.record = None
-        self._cursors = []
+        self._stop_recording()
         if not is_short and self._fruitless >= _MAX_FRUITLESS:
             self._fruitless = (self._fruitless + 1) % _TRIED_AGAIN_AFTER
         if is_short:
@@ -467,8 +491,7 @@ class Engine:
             self.record = StepRecord(living, self._last_record)
             self._is_record_whole = True
             if self._plans is not None:
-                self._cursors = self._plans.begin_step(living, self.pager.limit)
-        self._follow()
+                self._follow(self._plans.begin_step(living, self.pager.limit))
 
     def _end_record(self) -> None:
         record = self.record
@@ -478,8 +501,10 @@ class Engine:
             record.finish(self._backend.mark(), self.pager.policy.name)
             self._last_record = record
             if self._plans is not None and self._is_record_whole:
-                done = next((cursor for cursor in self._cursors if cursor.is_done), None)
-                self._fruitless = 0 if done is not None else self._fruitless + 1
+                last = self._last_followed
+                done = last if last is not None and last.is_done else None
+                is_followed = last is not None and 2 * last.followed_ops >= record.op_count
+                self._fruitless = 0 if is_followed else self._fruitless + 1
                 ended = EndedStep(
                     record,
                     done,
@@ -488,15 +513,26 @@ class Engine:
                     fetched_bytes - self._fetched_before_step,
                     self.pager.step_demand_bytes,
                     self._link_speeds(),
+                    last,
                 )
                 self._plans.end_step(ended)
         self._evicted_before_step = evicted_bytes
         self._fetched_before_step = fetched_bytes
 
+    @property
+    def _last_followed(self) -> PlanCursor | None:
+        """The plan that the step follows to its end, or has left last; None if it was like none."""
+        for cursor in self._cursors:
+            if cursor.is_done:
+                return cursor
+        if self._cursors:
+            return self._cursors[0]
+        return None if self._rejoining is None else self._rejoining.cursor
+
     def _stop_recording(self) -> None:
         self.record = None
-        self._cursors = []
-        self._follow()
+        self._rejoining = None
+        self._follow([])
 
     def _link_speeds(self) -> Speeds:
         out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))

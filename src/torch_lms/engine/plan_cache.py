@@ -39,6 +39,15 @@ _MUCH_LESS = 0.85
 """A step that needs no more than so much of what its plan was made for may be better off with a plan of its own. A plan
 for steps of other sizes leaves them room to grow by an eighth."""
 
+_UNLIKE = 0
+"""Signature of steps that were like no other."""
+
+_MAX_UNLIKE = 3
+"""So many such steps may come until a plan is made for one, which others may follow in parts."""
+
+_NEARLY = 0.95
+"""A step that leaves so little out, of what the longest did, leaves nothing out."""
+
 _log = logging.getLogger("torch_lms")
 
 
@@ -53,6 +62,7 @@ class EndedStep:
         evicted_bytes, fetched_bytes: in this step.
         demand_bytes: the most bytes of pages that were alive at once in it.
         speeds: of the link so far.
+        last: the cursor that the step has followed last, though maybe not to its end; None if there was no plan.
     """
 
     record: StepRecord
@@ -62,12 +72,24 @@ class EndedStep:
     fetched_bytes: int
     demand_bytes: int
     speeds: Speeds
+    last: PlanCursor | None = None
+
+    @property
+    def followed_ops(self) -> int:
+        """Operations that were a plan's."""
+        return 0 if self.last is None else self.last.followed_ops
 
     @property
     def lost_s(self) -> float:
-        """What its copies took on the link, and what it cost the host to have no plan. A part of that is hidden."""
-        host_s = 0.0 if self.done is not None else self.record.op_count * _UNPLANNED_OP_S
-        return self.evicted_bytes / self.speeds.d2h + self.fetched_bytes / self.speeds.h2d + host_s
+        """What its copies took on the link, and what it cost the host to have no plan. A part of that is hidden. Of a
+        step that followed a plan in parts, the others count.
+        """
+        copies_s = self.evicted_bytes / self.speeds.d2h + self.fetched_bytes / self.speeds.h2d
+        if self.done is not None:
+            return copies_s
+        ops = self.record.op_count
+        share = (ops - self.followed_ops) / max(1, ops)
+        return share * (copies_s + ops * _UNPLANNED_OP_S)
 
 
 class Plans(Protocol):
@@ -171,6 +193,7 @@ class PlanCache:
         past: kinds whose plans were followed and given up since: what they moved still counts.
         planned_steps: steps that followed a plan from their first operation to their last.
         diverged_steps: steps that followed no plan to their end, though there were plans.
+        rejoined_steps: those among them that had left their plan, and came back to it.
         replans: plans made after the first.
         planning_s: seconds of a processor that plans took.
         spans: when the last plans were made, by ``time.perf_counter``.
@@ -181,6 +204,7 @@ class PlanCache:
         self.past: list[Kind] = []
         self.planned_steps = 0
         self.diverged_steps = 0
+        self.rejoined_steps = 0
         self.replans = 0
         self.planning_s = 0.0
         self.spans: Sequence[Span] = ()
@@ -189,6 +213,7 @@ class PlanCache:
         self._living: Mapping[PageId, int] = {}
         self._last: PlanCursor | None = None  # of the step before, if that followed a plan
         self._seen: dict[int, _Seen] = {}
+        self._most_ops = 0  # of a step unlike all others
         self._ordered: set[int] = set()
         self._planned_ops = 0
         self._planned_ops_s = 0.0
@@ -254,6 +279,7 @@ class PlanCache:
                 return
         if self.kinds:
             self.diverged_steps += 1
+            self.rejoined_steps += step.last is not None and step.last.has_rejoined
         signature = step.record.signature
         seen = self._count(signature, step.lost_s)
         seen.steps += 1
@@ -269,6 +295,21 @@ class PlanCache:
         seen.sizes.add(step.record.sizes)
         if self._is_to_order(structure, seen, step, self._is_first(seen)):
             self._order_for_sizes(structure, seen, step)
+        if seen.sizes.steps == 1 and step.followed_ops < step.record.op_count / 2:
+            self._order_for_unlike(step)
+
+    def _order_for_unlike(self, step: EndedStep) -> None:
+        """No step like this was seen so far, and it followed no plan for long. Where that is always so, a plan helps
+        that is made for a step with all that others leave out: they follow it in parts.
+        """
+        seen = self._count(_UNLIKE, step.lost_s)
+        seen.steps += 1
+        ops = step.record.op_count
+        self._most_ops = max(self._most_ops, ops)
+        is_long = ops >= self._most_ops * _NEARLY
+        if seen.steps > _MAX_UNLIKE and is_long and self._is_to_order(_UNLIKE, seen, step):
+            seen.steps = 0
+            self._order(_UNLIKE, step)
 
     def _improve(self, kind: Kind, step: EndedStep) -> None:
         """``step`` followed the plan of ``kind``: another may be better for such steps."""
@@ -399,6 +440,7 @@ class PlanCache:
         """Start counting anew."""
         self.planned_steps = 0
         self.diverged_steps = 0
+        self.rejoined_steps = 0
         self.replans = 0
         self.planning_s = 0.0
         self.past.clear()

@@ -5,6 +5,7 @@ from torch_lms.policy.passed import Birth, Counts, Lists, Moved, Passed
 from torch_lms.policy.plan import Plan, Recomputation
 from torch_lms.policy.planned import PlanCursor, Planned
 from torch_lms.policy.reactive import Reactive
+from torch_lms.policy.rejoining import Rejoining
 
 __all__ = [
     "Birth",
@@ -20,6 +21,7 @@ __all__ = [
     "Reactive",
     "Recipe",
     "Recomputation",
+    "Rejoining",
     "View",
     "inputs_first",
 ]

@@ -1,7 +1,7 @@
 """With a step that repeats: evict what the plan has away; else what is used last."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
@@ -16,8 +16,8 @@ class PlanCursor:
     """Where a step is in the plan that it may be following.
 
     Pages that the plan knows are bound to their numbers at once, the others when an operation of the plan names them.
-    A cursor only ever moves on: at the first operation that is not the plan's it has diverged, for good. Pages may be
-    smaller than the plan has them, but not larger.
+    A cursor only ever moves on: at the first operation that is not the plan's it has diverged, until it is told where
+    in the plan the step is again. Pages may be smaller than the plan has them, but not larger.
 
     Args:
         plan: the plan to follow.
@@ -31,7 +31,10 @@ class PlanCursor:
         to_drop: pages that the plan has dropped now, and that may not be yet.
         recipes: of all pages that the plan has dropped now, those included that were recomputed as inputs of others.
         position: of the operation that runs, or ran last; -1 before the first.
+        followed_ops: operations so far that were the plan's.
         has_diverged: whether the step has left the plan.
+        has_rejoined: whether it has left the plan, and come back.
+        creates_more: whether an operation created a larger page than the plan has it create. Others may, too.
         outgrown: if it did so because a page is larger than the plan has it: the page's number there, and its bytes.
     """
 
@@ -39,7 +42,10 @@ class PlanCursor:
         self, plan: Plan, living: Mapping[PageId, int], successors: Mapping[PageId, int] = MappingProxyType({})
     ) -> None:
         self.plan = plan
+        self.followed_ops = 0
         self.has_diverged = False
+        self.has_rejoined = False
+        self.creates_more = False
         self.outgrown: tuple[int, int] | None = None
         self.due: dict[PageId, None] = {}
         self.to_evict: dict[PageId, None] = {}
@@ -61,20 +67,42 @@ class PlanCursor:
     @property
     def is_done(self) -> bool:
         """Whether the step has been the plan's, from its first operation to its last."""
-        return not self.has_diverged and self.position == len(self._ops) - 1
+        return not (self.has_diverged or self.has_rejoined) and self.position == len(self._ops) - 1
 
     def op_begins(self, name: str, pages: tuple[PageId, ...]) -> None:
         """Move on by one operation."""
         if self.has_diverged:
             return
+        position = self.position + 1
+        is_planned = position < len(self._ops) and self._ops[position].name == name
+        if is_planned and self._are(pages, self._ops[position].pages, position):
+            self._come_to(position, pages)
+            self.followed_ops += 1
+        else:
+            self.has_diverged = True
+
+    def rejoin(self, position: int, numbers: Mapping[PageId, int]) -> None:
+        """The step is like the plan again: the operation at ``position`` begins, or that before has ended.
+
+        Args:
+            position: further on than the cursor.
+            numbers: in the plan, of pages that had none.
+        """
+        for page, number in numbers.items():
+            self._bind(page, number)
+        for passed in range(self.position + 1, position + 1):
+            its = self._ops[passed]
+            self._come_to(passed, [self._ids[number] for number in its.pages if number in self._ids])
+        self.has_diverged = False
+        self.has_rejoined = True
+        self.outgrown = None
+
+    def _come_to(self, position: int, pages: Sequence[PageId]) -> None:
+        """The operation at ``position``, on ``pages``, begins: what the plan does then."""
         if self.position >= 0:
             self._op_ended()
-        self.position += 1
+        self.position = position
         self._created = 0
-        if self.position >= len(self._ops) or self._ops[self.position].name != name:
-            self.has_diverged = True
-            return
-        self.has_diverged = not self._are(pages, self._ops[self.position].pages)
         self._forget(pages)
         for page in pages:
             self.recipes.pop(page, None)
@@ -93,6 +121,7 @@ class PlanCursor:
         creates = self._ops[self.position].creates
         if self._created >= len(creates) or not self._fits(page, creates[self._created]):
             self.has_diverged = True
+            self.creates_more = self.outgrown is not None
             return
         self._bind(page, creates[self._created])
         self._created += 1
@@ -100,6 +129,7 @@ class PlanCursor:
     def passed(self, passed: Passed) -> None:
         """Move on by operations that were the plan's, and for which it had nothing to do."""
         if passed.ops:
+            self.followed_ops += passed.ops
             self.position = passed.position
             self._created = passed.created
         for page, number in passed.bound:
@@ -146,6 +176,24 @@ class PlanCursor:
         if number is not None:
             del self._ids[number]
 
+    def number_of(self, page: PageId) -> int | None:
+        """Its number in the plan, if it has one so far."""
+        return self._numbers.get(page)
+
+    def may_be(self, page: PageId, number: int, position: int) -> bool:
+        """Whether ``page`` may be what the plan's operation at ``position`` calls ``number``, which it is not so far.
+
+        Where a part of the step is left out, what went into that takes the place of what comes out. And a page that the
+        plan does not use may be used instead of one that it does: each step may take another batch, say.
+        """
+        its, uses = self.plan.trace.pages, self.plan.trace.uses
+        is_born = its[number].born >= 0
+        is_taken = number in self._ids and (is_born or uses[number][0] < position)
+        if is_taken or self._nbytes.get(page, inf) > its[number].nbytes:
+            return False
+        now = self._numbers.get(page)
+        return now is None or not uses[now] or (is_born and its[now].born >= 0)
+
     def next_use(self, page: PageId) -> int:
         """How many operations from now ``page`` is used, as far as is known: 0 if that is unknown."""
         number = self._numbers.get(page)
@@ -185,18 +233,20 @@ class PlanCursor:
             self.to_fetch.pop(page, None)
             self.to_drop.pop(page, None)
 
-    def _are(self, pages: tuple[PageId, ...], numbers: tuple[int, ...]) -> bool:
-        """Whether ``pages`` are those that the plan calls ``numbers``. A page without a number is given its number."""
+    def _are(self, pages: tuple[PageId, ...], numbers: tuple[int, ...], position: int) -> bool:
+        """Whether ``pages`` are what the plan's operation at ``position`` calls ``numbers``. Then they have these."""
         if len(pages) != len(numbers):
             return False
+        found: list[tuple[PageId, int]] = []
         for page, number in zip(pages, numbers, strict=True):
-            if page in self._numbers or number in self._ids:
-                if self._numbers.get(page) != number:
-                    return False
-            elif self._fits(page, number):
-                self._bind(page, number)
-            else:
+            if self._numbers.get(page) == number:
+                continue
+            is_new = page not in self._numbers and number not in self._ids
+            if not (self._fits(page, number) if is_new else self.may_be(page, number, position)):
                 return False
+            found.append((page, number))
+        for page, number in found:
+            self._bind(page, number)
         return True
 
     def _fits(self, page: PageId, number: int) -> bool:
@@ -208,6 +258,8 @@ class PlanCursor:
         return nbytes is not None
 
     def _bind(self, page: PageId, number: int) -> None:
+        self._ids.pop(self._numbers.get(page, -1), None)
+        self._numbers.pop(self._ids.get(number, -1), None)
         self._numbers[page] = number
         self._ids[number] = page
         self._newly_bound.append((page, number))

@@ -49,6 +49,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         policy=policy,
         planned_steps=sum(cache.planned_steps for cache in plans),
         diverged_steps=sum(cache.diverged_steps for cache in plans),
+        rejoined_steps=sum(cache.rejoined_steps for cache in plans),
         replans=sum(cache.replans for cache in plans),
         planning_s=sum(cache.planning_s for cache in plans),
         recoveries=recoveries,

@@ -386,7 +386,7 @@ def _compiled(native: Native, plan: Plan, parts: Container[tuple[str, tuple[int,
             dies[page.dead].append(number)
     ops = [
         (
-            *(op.name, op.pages, op.creates, dies[position], op.new_bytes),
+            *(op.name, op.pages, op.creates, dies[position], max(op.new_bytes, trace.created_bytes(op))),
             (
                 *(plan.evicts[position], plan.fetches[position]),
                 [plan.numbers[recomputation] for recomputation in plan.dropped_after.get(position, ())],

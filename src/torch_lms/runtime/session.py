@@ -15,7 +15,7 @@ from torch_lms.capture.mode import LARGE, LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.registry import Entry, has_at_least, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
@@ -142,7 +142,7 @@ class Session(PageOwner):
         self, storage: torch.UntypedStorage, tensor: torch.Tensor | None, is_new: bool = False
     ) -> Entry | None:
         entry = self.known(storage)
-        if entry is None and storage_nbytes(storage) >= self.min_size:
+        if entry is None and has_at_least(storage, self.min_size):
             return self._register(storage, tensor, is_new=is_new)
         return entry
 

@@ -54,6 +54,7 @@ class Stats:
         file_bytes: in the files from which they were loaded, now; they need not be written to leave.
         planned_steps: steps that followed a plan to their end.
         diverged_steps: steps that followed none to their end, though there were plans.
+        rejoined_steps: those among them that had left a plan, and came back to it.
         replans: plans made after the first: better ones, and those for other kinds of steps.
         planning_s: seconds of a processor that making plans took, beside the program.
         traffic_ratio: bytes evicted in planned steps over the least that any plan without recomputation could evict;
@@ -94,6 +95,7 @@ class Stats:
     file_bytes: int = 0
     planned_steps: int = 0
     diverged_steps: int = 0
+    rejoined_steps: int = 0
     replans: int = 0
     planning_s: float = 0.0
     traffic_ratio: float | None = None

@@ -17,7 +17,7 @@ from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_de
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.schema import describe
-from torch_lms.capture.tensors import is_unadorned, misalignment, set_view, span, untyped_storage
+from torch_lms.capture.tensors import has_storage, is_unadorned, misalignment, set_view, span, untyped_storage
 
 Alias = Callable[[torch.Tensor, tuple[int, ...], tuple[int, ...], int], torch.Tensor]
 """Gives another tensor of the same storage, of any size, strides and offset: the storage may be too small for it."""
@@ -229,7 +229,8 @@ class TileTable:
         A copy begins at the start of its memory, and is neither conjugated nor negated lazily. Where ``tensor`` is not
         so, all comes.
         """
-        view = View.or_none(tensor, self._tiles.get(untyped_storage(tensor)))
+        tiles = self._tiles.get(untyped_storage(tensor)) if has_storage(tensor) else None
+        view = View.or_none(tensor, tiles)
         if view is None or view.is_all or misalignment(tensor) or not is_unadorned(tensor):
             return tensor
         with self.working(), self.seen():

@@ -231,6 +231,9 @@ class Following {
   }
 
   void bind(Page& page, int number) {
+    if (Page* before = numbered(number)) {
+      before->number = no_number;
+    }
     page.number = number;
     numbered_[static_cast<size_t>(number)] = page.id;
   }
@@ -425,17 +428,21 @@ class Following {
   template <typename Visit>
   void each_of(const std::vector<int>& numbers, const Visit& visit) {
     for (const int number : numbers) {
-      Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
-      if (page != nullptr && page->number == number) {
+      if (Page* page = numbered(number)) {
         visit(*page);
       }
     }
   }
 
+  // The page of that number; null if no page has it, or not any more.
+  Page* numbered(int number) const {
+    Page* page = pages_.find(numbered_[static_cast<size_t>(number)]);
+    return page != nullptr && page->number == number ? page : nullptr;
+  }
+
   // A page without a number: whether it may have this one.
   bool may_be(const Page& page, int number) const {
-    const auto place = static_cast<size_t>(number);
-    return handover_.plan->nbytes[place] >= page.nbytes && pages_.find(numbered_[place]) == nullptr;
+    return handover_.plan->nbytes[static_cast<size_t>(number)] >= page.nbytes && numbered(number) == nullptr;
   }
 
   void touch(Page& page) {

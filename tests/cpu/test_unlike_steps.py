@@ -1,0 +1,169 @@
+"""Steps that differ in places follow a plan in all others: layers are left out, batches change, something is logged."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from bits import same_bits
+from torch import nn
+
+import torch_lms
+from torch_lms.runtime.stats import Stats
+
+MIN_SIZE = 1024
+STEPS = 30
+
+Results = list[torch.Tensor]
+
+
+@pytest.fixture(params=["native", "python"])
+def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
+
+
+class Blocks(nn.Module):
+    """Residual blocks, of which some are left out."""
+
+    def __init__(self, blocks: int = 6, width: int = 48) -> None:
+        super().__init__()
+        inner = [
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(blocks)
+        ]
+        self.blocks = nn.ModuleList(inner)
+
+    def forward(self, x: torch.Tensor, left_out: float, draw: random.Random) -> torch.Tensor:
+        for block in self.blocks:
+            if draw.random() >= left_out:
+                x = x + block(x)
+        return x
+
+
+def trained(step: Callable[[Blocks, random.Random, int], torch.Tensor]) -> Results:
+    """The losses of a training, then the weights. ``step``: the loss of a model at the step of that number."""
+    torch.manual_seed(0)
+    draw = random.Random(1)
+    model = Blocks()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    losses = []
+    for number in range(STEPS):
+        loss = step(model, draw, number)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+def layers_left_out() -> Results:
+    """Another part of the layers each time."""
+    return trained(lambda model, draw, _: model(torch.randn(32, 48), 0.15, draw).square().mean())
+
+
+def augmented() -> Results:
+    """Each batch may be flipped, and scaled, and moved."""
+
+    def step(model: Blocks, draw: random.Random, _: int) -> torch.Tensor:
+        x = torch.randn(32, 48)
+        for change in (lambda x: x.flip(0), lambda x: x * 1.5, lambda x: x + 0.1, lambda x: x.roll(1, 0)):
+            if draw.random() < 0.5:
+                x = change(x)
+        return model(x, 0.0, draw).square().mean()
+
+    return trained(step)
+
+
+def logged() -> Results:
+    """Of some steps norms are taken, of weights and of results, and a part of the model runs beside."""
+    kept: list[torch.Tensor] = []
+
+    def step(model: Blocks, draw: random.Random, number: int) -> torch.Tensor:
+        result = model(torch.randn(32, 48), 0.0, draw)
+        if number % 3 == 0:
+            kept.append(result.detach().norm())
+        if number % 4 == 0:
+            kept.extend(weight.detach().norm() for weight in draw.sample(list(model.parameters()), 3))
+        if number % 5 == 0:
+            with torch.no_grad():
+                kept.append(model(torch.ones(8, 48), 0.5, draw).sum())
+        return result.square().mean()
+
+    return [*trained(step), *kept]
+
+
+def batches_that_live_on() -> Results:
+    """Each step takes another of some batches that were made beforehand."""
+    torch.manual_seed(1)
+    batches = [torch.randn(32, 48) for _ in range(7)]
+    return trained(lambda model, draw, number: model(batches[number % 7], 0.0, draw).square().mean())
+
+
+def interrupted() -> Results:
+    """Some steps fail in their midst, and the program goes on."""
+
+    def step(model: Blocks, draw: random.Random, number: int) -> torch.Tensor:
+        x = torch.randn(32, 48)
+        if number % 6 == 5:
+            with pytest.raises(RuntimeError):
+                model(x, 0.0, draw) @ torch.ones(3)
+        return model(x, 0.0, draw).square().mean()
+
+    return trained(step)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Results], float]] = {
+    "layers left out": (layers_left_out, 0.8),
+    "augmented": (augmented, 0.85),
+    "logged": (logged, 0.8),
+    "batches that live on": (batches_that_live_on, 0.9),
+    "interrupted": (interrupted, 0.8),
+}
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The share of each step's operations that were a plan's."""
+    shares: list[float] = []
+    end_step = torch_lms.engine.PlanCache.end_step
+
+    def noted(self: torch_lms.engine.PlanCache, step: torch_lms.engine.EndedStep) -> None:
+        shares.append(step.followed_ops / step.record.op_count)
+        end_step(self, step)
+
+    monkeypatch.setattr(torch_lms.engine.PlanCache, "end_step", noted)
+    return shares
+
+
+def run(program: Callable[[], Results], share: float) -> Stats:
+    """Runs ``program`` under ``share`` of its demand: with the bits that it has without."""
+    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu") as lms:
+        expected = program()
+        limit = int(share * lms.stats().demand_bytes)
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu") as lms:
+        results = program()
+        lms.validate()
+        stats = lms.stats()
+    assert same_bits(results, expected)
+    assert stats.peak_resident_bytes <= limit
+    return stats
+
+
+@pytest.mark.usefixtures("_interposer")
+@pytest.mark.parametrize("share", [0.5, 0.8])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_most_operations_follow_a_plan(name: str, share: float, followed: list[float]) -> None:
+    program, least = PROGRAMS[name]
+    stats = run(program, share)
+    print(
+        name,
+        share,
+        sum(followed[10:]) / len(followed[10:]),
+        stats.planned_steps,
+        stats.rejoined_steps,
+        stats.diverged_steps,
+        stats.replans,
+    )
+    assert stats.evicted_bytes + stats.recomputed_bytes > 0
+    late = followed[-STEPS // 2 :]
+    assert sum(late) >= least * len(late)
+    assert 0 < stats.planned_steps + stats.rejoined_steps <= stats.steps
