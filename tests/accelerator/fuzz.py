@@ -3,10 +3,10 @@
     python -m tests.accelerator.fuzz [--programs N] [--first SEED] [--device cuda]
 
 A program repeats one body: it makes tensors on its streams, combines them, writes them in place, copies batches from
-page-locked memory, reads on the host, and lets go. It orders its streams as CUDA demands, and no more. Under LMS its
-steps are planned and recompute, or are reactive; tensors go to host memory, to the disk, or to both; at times the
-device has less memory than the limit says. Streams do what they are asked as late as they like.
-A real device is never short of memory here, and its streams go at their own pace.
+page-locked memory, reads on the host, and lets go. One in four leaves out parts of it, others each time. It orders its
+streams as CUDA demands, and no more. Under LMS its steps are planned and recompute, or are reactive; tensors go to host
+memory, to the disk, or to both; at times the device has less memory than the limit says. Streams do what they are asked
+as late as they like. A real device is never short of memory here, and its streams go at their own pace.
 
 Without LMS every program is run twice, on streams that work at once and on such that do not: if these differ, it is the
 program that is wrong.
@@ -34,6 +34,8 @@ WEIGHTS = 3
 STEPS = 6
 SIZES = (1024, 4096, 16384)
 """Elements of the tensors of a program; one size for each."""
+
+COUNTS = ("planned_steps", "rejoined_steps", "evictions", "recomputes", "recoveries")
 
 MIN_SIZE = 1024
 _SLOW = Speeds(1e6, 1e6)
@@ -75,6 +77,7 @@ class Run:
         self._streams = [module.current_stream(), *(module.Stream(self._device) for _ in range(STREAMS - 1))]
         self._size = random.Random(seed).choice(SIZES)
         self._orders_late = seed % 2 == 0
+        self._leaves_out = seed % 4 == 3
         self._owed: dict[int, set[int]] = {stream: set() for stream in range(STREAMS)}
         control.set_poison_at_free(device, not self._orders_late)
         self._read: list[float] = []
@@ -82,7 +85,7 @@ class Run:
     def results(self) -> list[torch.Tensor]:
         """The weights after all steps, and what the host has read meanwhile."""
         weights = [Held(torch.full((self._size,), 1.0 + n, device=self._device), 0, 0) for n in range(WEIGHTS)]
-        for step in range(STEPS):
+        for step in range(2 * STEPS if self._leaves_out else STEPS):
             self._body(weights, step)
             self._end_step()
         for weight in weights:
@@ -94,8 +97,11 @@ class Run:
 
     def _body(self, weights: list[Held], step: int) -> None:
         draw = random.Random(self._seed)
+        left_out = random.Random(step).sample(range(45), 5) if self._leaves_out else []
         held: list[Held] = []
-        for _ in range(draw.randrange(15, 45)):
+        for number in range(draw.randrange(15, 45)):
+            if number in left_out:
+                continue
             known = [*weights, *held]
             stream = draw.randrange(STREAMS)
             first, second = draw.choice(known), draw.choice(known)
@@ -188,11 +194,12 @@ class Verdict:
 
     Attributes:
         difference: how its results under LMS differ from those without; "" if they do not.
-        planned_steps, evictions, recomputes, recoveries: that LMS counted.
+        planned_steps, rejoined_steps, evictions, recomputes, recoveries: that LMS counted.
     """
 
     difference: str
     planned_steps: int = 0
+    rejoined_steps: int = 0
     evictions: int = 0
     recomputes: int = 0
     recoveries: int = 0
@@ -235,7 +242,7 @@ def verdict(seed: int, device: torch.device) -> Verdict:
     finally:
         control.schedule(device, "eager")
     difference = "" if same_bits(results, expected) else f"{settings}: other bits"
-    return Verdict(difference, stats.planned_steps, stats.evictions, stats.recomputes, stats.recoveries)
+    return Verdict(difference, **{name: getattr(stats, name) for name in COUNTS})
 
 
 def main() -> int:
@@ -253,7 +260,7 @@ def main() -> int:
             print(f"program {seed}: {verdicts[-1].difference}", flush=True)
     differ = sum(bool(found.difference) for found in verdicts)
     print(f"{len(verdicts)} programs, {differ} differ; under LMS in all:")
-    for name in ("planned_steps", "evictions", "recomputes", "recoveries"):
+    for name in COUNTS:
         print(f"  {name}: {sum(getattr(found, name) for found in verdicts)}")
     return int(differ > 0)
 

@@ -128,10 +128,53 @@ def test_most_steps_follow_a_plan(name: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_so_they_do_where_all_fits_but_not_twice(name: str) -> None:
+def test_so_they_do_where_all_fits_but_the_fast_path_would_close(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_RESERVE", 1 / 2)
     stats = run(PROGRAMS[name], 1.1)
     assert stats.evictions == 0
     assert stats.planned_steps >= 0.7 * stats.steps
+
+
+@pytest.mark.usefixtures("_interposer")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_they_need_none_where_an_eighth_is_left(name: str) -> None:
+    """All operations pass, though nobody asks what they create."""
+    stats = run(PROGRAMS[name], 1.25)
+    assert stats.evictions == 0
+    assert (stats.planned_steps, stats.planning_s) == (0, 0)
+
+
+@pytest.mark.usefixtures("_interposer")
+def test_there_is_room_for_the_largest_page_that_was_created() -> None:
+    """Where that is a quarter of the limit, the fast path closes at three quarters of it."""
+
+    def program() -> list[torch.Tensor]:
+        kept = [torch.full((1000,), float(number)) for number in range(14)]
+        torch_lms.step()
+        results = []
+        for number in range(12):
+            results.append(torch.cat(kept[:5]).sum())
+            if number % 3 == 2:  # in between, what is alive grows to where there is no room for as much
+                kept.append(kept[0] + number)
+            torch_lms.step()
+        return results
+
+    run(program, 21 / 20)
+
+
+@pytest.mark.usefixtures("_interposer")
+def test_what_creates_more_than_is_left_is_asked() -> None:
+    """Although nothing that large was created before, and the fast path is open."""
+
+    def program() -> list[torch.Tensor]:
+        kept = [torch.full((1000,), float(number)) for number in range(14)]
+        results = []
+        for number in range(8):
+            results.append((torch.cat(kept[:8]) if number == 7 else kept[0] + number).sum())
+            torch_lms.step()
+        return [*results, *kept]
+
+    assert run(program, 0.85).evictions > 0
 
 
 UNARY = (
@@ -146,7 +189,7 @@ def test_steps_that_never_repeat_are_not_recorded_for_good(monkeypatch: pytest.M
     monkeypatch.setattr(engine, "_TRIED_AGAIN_AFTER", 16)
     kept = torch.zeros(1000)
     are_recorded = []
-    with torch_lms.session(limit=20_000, min_size=MIN_SIZE, device="cpu"):
+    with torch_lms.session(limit=17_500, min_size=MIN_SIZE, device="cpu"):
         for name in UNARY.split()[:37]:
             results = [getattr(torch, name)(kept) for _ in range(3)]
             del results

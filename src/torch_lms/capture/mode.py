@@ -184,17 +184,20 @@ class LmsMode(TorchDispatchMode):
             return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
         if not pages:
             return True
-        if self._is_new_search(func, info, args, kwargs) or self._is_large(func, info, pages, args, kwargs):
+        if self._is_new_search(func, info, args, kwargs) or self._needs_room(func, info, pages, args, kwargs):
             return False
         return self._fast_path.enter(pages)
 
-    def _is_large(
+    def _needs_room(
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Whether an operation needs more than the limit by itself."""
+        """Whether an operation needs more than the limit by itself, or creates more than is left of it."""
         nbytes = sum(map(_nbytes_of, pages))
         most = self._owner.room_for_one_op(pages)
-        return nbytes * LARGE >= most and nbytes + self._new_bytes(func, info, args, kwargs) > most
+        if nbytes * LARGE < most:
+            return False
+        new_bytes = self._new_bytes(func, info, args, kwargs)
+        return nbytes + new_bytes > most or new_bytes > self._owner.room_left(pages)
 
     def _new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of pages that ``func`` will create, as far as is known."""

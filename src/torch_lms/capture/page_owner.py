@@ -188,6 +188,10 @@ class PageOwner(ABC):
         """Bytes that one operation may touch without exceeding the limit by itself."""
 
     @abstractmethod
+    def room_left(self, entries: list[Entry]) -> int:
+        """Bytes of the limit that are left beside all pages on the device of ``entries``, while all are there."""
+
+    @abstractmethod
     def free_bytes(self, device: torch.device) -> int:
         """That can be allocated on ``device`` now, beside the pages."""
 

@@ -42,6 +42,9 @@ _MAX_FRUITLESS = 64
 _TRIED_AGAIN_AFTER = 1024
 """So many such steps later it is tried again."""
 
+_RESERVE = 1 / 8
+"""Of the limit, left where operations pass of which nobody asks in advance what they create."""
+
 _SHORTEST_STALL_S = 50e-6
 """Shorter ones are what the bookkeeping takes."""
 
@@ -181,6 +184,8 @@ class Engine:
         self._ran_out_at = 0
         self._refreshed_at = 0.0
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
+        self._largest_bytes = 0  # of a page that was created
+        self._has_seen_step = False  # from its first operation to its last
         self._fruitless = 0  # steps that were recorded, and followed no plan for long, since one did
         self._cursors: list[PlanCursor] = []
         self._rejoining: Rejoining | None = None  # the plan that the step has left last, as long as it follows none
@@ -200,6 +205,7 @@ class Engine:
         """``page`` exists from now on, resident. ``unpageable`` says why it must stay, "" if it may leave. It
         ``is_found`` if its memory was there before: the operation that is about to use it makes room for it.
         """
+        self._largest_bytes = max(self._largest_bytes, nbytes)
         if self.record is not None:
             self.record.created(page, nbytes, unpageable)
         for cursor in self._cursors:
@@ -304,6 +310,7 @@ class Engine:
         if self.record is not None:
             self.record.passed(cursor.plan.trace.ops, stretch, self._backend.mark(), ledger.host, ledger.disk)
         cursor.passed(passed)
+        self._largest_bytes = max([self._largest_bytes, *(birth.nbytes for birth in passed.births)])
         self._tell(self.pager.passed(passed))
         if self.record is not None and self.record.op_count > _MAX_OPS:
             self._stop_recording()
@@ -500,6 +507,7 @@ class Engine:
         if record is not None and record.op_count:
             record.finish(self._backend.mark(), self.pager.policy.name)
             self._last_record = record
+            self._has_seen_step = self._has_seen_step or self._is_record_whole
             if self._plans is not None and self._is_record_whole:
                 last = self._last_followed
                 done = last if last is not None and last.is_done else None
@@ -565,14 +573,24 @@ class Engine:
     def can_take_fast_path(self) -> bool:
         """Whether nothing is away, and nothing need be evicted in a step like one of the last.
 
-        It closes in the midst of a step that needs more than half of the limit, and operations take longer from then
+        It closes in the midst of a step that needs more than ``fast_path_bytes``, and operations take longer from then
         on. To follow a plan in which nothing moves is better, if there may be one.
         """
         ledger, demand_bytes = self.pager.book.ledger, max(self._demands, default=0)
         is_away = ledger.host or ledger.disk or ledger.device < ledger.live
         may_be_planned = self._plans is not None and self._fruitless < _MAX_FRUITLESS
-        most = self.pager.limit // 2 if may_be_planned else self.pager.limit
-        return self.is_roomy and not is_away and demand_bytes <= most
+        most = self.fast_path_bytes if may_be_planned else self.pager.limit
+        return ledger.device < self.fast_path_bytes and not is_away and demand_bytes <= most
+
+    @property
+    def fast_path_bytes(self) -> int:
+        """While there are fewer bytes of pages than this, the fast path stays open. Nobody asks there what an operation
+        creates: there is room for an eighth of the limit, and for the largest page that was created so far. Until a
+        step was recorded that is not known, and there is room for half of the limit.
+        """
+        limit = self.pager.limit
+        reserve = max(int(limit * _RESERVE), self._largest_bytes)
+        return max(limit // 2, limit - reserve) if self._has_seen_step else limit // 2
 
     @property
     def _limit_of_plans(self) -> int:

@@ -240,8 +240,10 @@ class Native(Protocol):
     def exclude(self, is_excluded: bool) -> bool:
         """Whether they are not, for the moment. Returns what was."""
 
-    def open(self, limits: list[tuple[int, int]]) -> None:
-        """Open the fast path: the limit of each device, by its index (-1 for the CPU)."""
+    def open(self, limits: list[tuple[int, int, int]]) -> None:
+        """Open the fast path, for devices by their index (-1 for the CPU): the limit of each, and the bytes of pages up
+        to which it stays open.
+        """
 
     def close(self) -> list[tuple[int, list[PageId]]]:
         """Close it. The pages of the operations that are on it now, by the identity of their threads."""

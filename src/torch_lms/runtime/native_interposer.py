@@ -90,7 +90,12 @@ class NativeFastPath(FastPath):
             if backend.executor.has_streams:
                 its = [entry.page for entry in self._table.registry if entry.engine is backend.engine]
                 self._tell_streams(backend, its)
-        self._native.open([(index_of(backend.device), backend.engine.pager.limit) for backend in backends])
+        self._native.open(
+            [
+                (index_of(backend.device), backend.engine.pager.limit, backend.engine.fast_path_bytes)
+                for backend in backends
+            ]
+        )
 
     def _tell_streams(self, backend: DeviceBackend, moved: list[PageId]) -> None:
         """On which streams ``moved`` may be used now; the executor tells whenever there are more."""

@@ -158,9 +158,8 @@ class NativePageTable(PageTable):
             else:  # young: no engine has heard of it
                 self.home(entry).executor.forget(entry)
 
-    def is_roomy(self, engine: Engine) -> bool:
-        live_bytes = self._native.live_bytes(index_of(self._by_engine[engine].device))
-        return live_bytes * 2 < engine.pager.limit
+    def live_bytes(self, engine: Engine) -> int:
+        return self._native.live_bytes(index_of(self._by_engine[engine].device))
 
     def notice_size(self, entry: Entry) -> None:
         super().notice_size(entry)

@@ -149,9 +149,9 @@ class PageTable:
             else:
                 self.remove(entry)
 
-    def is_roomy(self, engine: Engine) -> bool:
-        """Whether there is room for as much again as there is of all pages, young ones included."""
-        return engine.is_roomy
+    def live_bytes(self, engine: Engine) -> int:
+        """Of all pages on its device, young ones included, while all are there."""
+        return engine.pager.book.ledger.device
 
     def remove(self, entry: Entry) -> None:
         """``entry`` is no page of its device any more."""

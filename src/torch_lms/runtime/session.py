@@ -17,7 +17,7 @@ from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, has_at_least, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
-from torch_lms.engine import REFRESH_EVERY_S, Kind
+from torch_lms.engine import REFRESH_EVERY_S, Engine, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
 from torch_lms.native.build import cache_directory
 from torch_lms.native.load import IN_PYTHON, Found
@@ -205,7 +205,7 @@ class Session(PageOwner):
                 self._table.home(entry).found_in_file(entry, place.file, place.offset)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
-            if self.fast_path.is_open and not self._table.is_roomy(entry.engine):
+            if self.fast_path.is_open and not self._may_pass_unseen(entry.engine):
                 self.fast_path.close()
             if self._holds.keepers:
                 self._reap()
@@ -256,8 +256,11 @@ class Session(PageOwner):
         """Look whether the program gave the storage of ``entry`` another size."""
         self._reap()
         self._table.notice_size(entry)
-        if not self._table.is_roomy(entry.engine):
+        if not self._may_pass_unseen(entry.engine):
             self.fast_path.close()
+
+    def _may_pass_unseen(self, engine: Engine) -> bool:
+        return self._table.live_bytes(engine) < engine.fast_path_bytes
 
     def _reap(self) -> None:
         """Bring the books up to date: which operations passed unseen, whose storages died, who was born, whose holds
@@ -289,6 +292,10 @@ class Session(PageOwner):
     def room_for_one_op(self, entries: list[Entry]) -> int:
         engine = entries[0].engine if entries else self._default.engine
         return engine.pager.limit
+
+    def room_left(self, entries: list[Entry]) -> int:
+        engine = entries[0].engine
+        return engine.pager.limit - self._table.live_bytes(engine)
 
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         if not entries and new_bytes < self.min_size:

@@ -136,13 +136,14 @@ bool Interposer::exclude(bool is_excluded) {
   return before;
 }
 
-void Interposer::open(const std::vector<std::pair<int, int64_t>>& limits) {
+void Interposer::open(const std::vector<Opening>& openings) {
   std::lock_guard<std::mutex> held(lock);
   pages.sweep();
-  for (const auto& [device, limit] : limits) {
+  for (const auto& [device, limit, most_unseen] : openings) {
     Account& account = pages.account(device);
     account.is_open = true;
     account.limit = limit;
+    account.most_unseen = most_unseen;
     account.peak = account.live;
   }
   is_open = true;
@@ -686,10 +687,11 @@ void Interposer::finish(
     }
     pages.add(storage, device, /*is_young=*/true)->streams.push_back(stream);
     pages.note_peak(device);
-    if (account.live * 2 >= account.limit) {
+    if (account.live >= account.most_unseen) {
       pages.sweep();
-      is_short = is_short || account.live * 2 >= account.limit;
     }
+    const bool is_larger = static_cast<int64_t>(storage->nbytes()) > account.limit - account.most_unseen;
+    is_short = is_short || is_larger || account.live >= account.most_unseen;
     return true;
   };
 

@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -112,6 +113,9 @@ struct Settings {
   int64_t runs = 1;  // an operator that takes lists is split if it needs more than the limit by so many
 };
 
+// Of the fast path, for a device by its index: the limit, and the bytes of pages up to which it stays open.
+using Opening = std::tuple<int, int64_t, int64_t>;
+
 class Interposer {
  public:
   // Registers the fallback, for as long as the process lives. Throws if the key is taken.
@@ -124,7 +128,7 @@ class Interposer {
   void include(bool is_included);
   bool exclude(bool is_excluded);  // returns what was
 
-  void open(const std::vector<std::pair<int, int64_t>>& limits);
+  void open(const std::vector<Opening>& openings);
   // The pages of the operations that run now, by thread.
   std::vector<std::pair<uint64_t, std::vector<PageId>>> close();
 

@@ -946,7 +946,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("stop", [] { interposer().stop(); });
   module.def("include", [](bool is_included) { interposer().include(is_included); });
   module.def("exclude", [](bool is_excluded) { return interposer().exclude(is_excluded); });
-  module.def("open", [](const std::vector<std::pair<int, int64_t>>& limits) { interposer().open(limits); });
+  module.def("open", [](const std::vector<Opening>& openings) { interposer().open(openings); });
   module.def("close", [] { return interposer().close(); });
   module.def("ask_python", [](bool always) { interposer().asks_python = always; });
   module.def("set_min_size", [](int64_t nbytes) {

@@ -98,6 +98,7 @@ struct Page {
 struct Account {
   bool is_open = false;  // whether Python has told of the device
   int64_t limit = 0;
+  int64_t most_unseen = 0;  // the bytes of pages with which the fast path closes
   int64_t live = 0;  // includes the dead that nobody has found yet
   int64_t peak = 0;  // the most that `live` was since `take_peak`
   int64_t resident = 0;  // of these on the device; true while a plan is followed
