@@ -467,6 +467,20 @@ def test_an_operation_that_fits_is_not_told_to_python(monkeypatch: pytest.Monkey
 
 
 @needs_native
+def test_what_takes_an_address_leaves_the_fast_path_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As packed sequences do in each step: what comes after them is not told to Python either."""
+    lengths = torch.tensor([20, 18, 15, 12])
+    x = torch.randn(4, 20, 64)
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu"):
+        y = x * 2
+        nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True)
+        y.numpy()
+        monkeypatch.setattr(type(api.current_session()), "entry_of", None)
+        (y + x).sum()
+        monkeypatch.undo()
+
+
+@needs_native
 def test_four_threads_in_one_session() -> None:
     """Backward included; the limit opens and closes the fast path all the while."""
 

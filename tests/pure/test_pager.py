@@ -474,6 +474,14 @@ def test_an_exported_page_comes_back_and_stays(rig_of: RigOf, resident: bool) ->
     rig.op(reads=[1], new_bytes=1000)
 
 
+def test_where_all_is_there_an_export_calls_for_nothing(rig_of: RigOf) -> None:
+    """Whoever has it done would close the fast path."""
+    rig = with_pages(rig_of(100), 30, 30)
+    assert rig.pager.exported((1,), "address escaped") == ()
+    assert rig.pager.invalidated((2,)) == ()
+    assert rig.pager.book[1].unpageable == "address escaped"
+
+
 def test_the_first_reason_for_staying_is_kept(rig_of: RigOf) -> None:
     rig = rig_of(100)
     rig.create(1, 50, unpageable="shared memory")

@@ -158,14 +158,24 @@ class Pager:
         """The copies of ``pages`` that were in flight have ended."""
         return self._transfers.settle([self.book[page_id] for page_id in pages])
 
-    def exported(self, pages: tuple[PageId, ...], reason: str) -> Actions:
+    def exported(self, pages: tuple[PageId, ...], reason: str) -> Iterable[Action]:
         """The address of ``pages`` escaped: they stay on the device for good, for ``reason``."""
+        if all(self.book[page_id].state is State.RESIDENT for page_id in pages) and not self.recipes.dependents(pages):
+            self.book.write(pages)
+            self._make_unpageable(pages, reason)
+            return ()
+        return self._export(pages, reason)
+
+    def _export(self, pages: tuple[PageId, ...], reason: str) -> Actions:
         unready = self.book.pin(pages)
         try:
             yield from self._make_ready(unready, 0, None, pages)
             yield from self._transfers.discard(self.book.write(pages))
         finally:
             self.book.unpin(pages, self.view.tick)
+        self._make_unpageable(pages, reason)
+
+    def _make_unpageable(self, pages: tuple[PageId, ...], reason: str) -> None:
         for page_id in pages:
             self.book.make_unpageable(self.book[page_id], reason)
 
@@ -175,9 +185,10 @@ class Pager:
         self.book.resize(self.book[page_id], nbytes)
         return self._settle(stale)
 
-    def invalidated(self, pages: tuple[PageId, ...]) -> Actions:
+    def invalidated(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         """``pages`` are about to lose their content, unused."""
-        yield from self._recompute_all(self.recipes.dependents(pages))
+        dependents = self.recipes.dependents(pages)
+        return self._recompute_all(dependents) if dependents else ()
 
     def pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         """``pages`` must be resident until ``unpinned``, and may be written unseen until then."""
