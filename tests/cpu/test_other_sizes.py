@@ -5,17 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bits import same_bits
+from shares import MIN_SIZE, Program, run
 from torch import nn
 
 import torch_lms
 from torch_lms.engine import engine
 from torch_lms.runtime import api
-from torch_lms.runtime.stats import Stats
-
-MIN_SIZE = 1024
-
-Program = Callable[[], list[torch.Tensor]]
 
 
 @pytest.fixture(params=["native", "python"])
@@ -101,20 +96,6 @@ PROGRAMS: dict[str, Program] = {
     "pictures": lambda: pictures(36),
     "words": lambda: words(48),
 }
-
-
-def run(program: Program, share: float) -> Stats:
-    """Runs ``program`` under ``share`` of its demand: with the bits that it has without."""
-    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu") as lms:  # an empty mode changes some bits
-        expected = program()
-        limit = int(share * lms.stats().demand_bytes)
-    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu") as lms:
-        results = program()
-        lms.validate()
-        stats = lms.stats()
-    assert same_bits(results, expected)
-    assert stats.peak_resident_bytes <= limit
-    return stats
 
 
 @pytest.mark.usefixtures("_interposer")

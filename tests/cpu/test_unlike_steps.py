@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from bits import same_bits
+from shares import run
 from torch import nn
 
 import torch_lms
-from torch_lms.runtime.stats import Stats
 
-MIN_SIZE = 1024
 STEPS = 30
 
 Results = list[torch.Tensor]
@@ -134,35 +132,12 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return shares
 
 
-def run(program: Callable[[], Results], share: float) -> Stats:
-    """Runs ``program`` under ``share`` of its demand: with the bits that it has without."""
-    with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu") as lms:
-        expected = program()
-        limit = int(share * lms.stats().demand_bytes)
-    with torch_lms.session(limit=limit, min_size=MIN_SIZE, device="cpu") as lms:
-        results = program()
-        lms.validate()
-        stats = lms.stats()
-    assert same_bits(results, expected)
-    assert stats.peak_resident_bytes <= limit
-    return stats
-
-
 @pytest.mark.usefixtures("_interposer")
 @pytest.mark.parametrize("share", [0.5, 0.8])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_most_operations_follow_a_plan(name: str, share: float, followed: list[float]) -> None:
     program, least = PROGRAMS[name]
     stats = run(program, share)
-    print(
-        name,
-        share,
-        sum(followed[10:]) / len(followed[10:]),
-        stats.planned_steps,
-        stats.rejoined_steps,
-        stats.diverged_steps,
-        stats.replans,
-    )
     assert stats.evicted_bytes + stats.recomputed_bytes > 0
     late = followed[-STEPS // 2 :]
     assert sum(late) >= least * len(late)

@@ -77,6 +77,8 @@ def ended(
     """A step that lost so much, with what having no plan cost the host."""
     copies_s = lost_s if done is not None else max(0.0, lost_s - len(pages) * HOST_OP_S)
     step = record(living(*pages), *pages, op_s=op_s)
+    if done is not None and not done.is_done:
+        step.retrace(done)
     return EndedStep(step, done, LIMIT, round(copies_s * 1e9), 0, 50 * len(set(pages)), Speeds(1e9, 1e9))
 
 
@@ -269,7 +271,7 @@ def of_length(ops: int, cursor: PlanCursor | None = None, lost_s: float = 1.0) -
     step = record(living(1), *[1] * ops)
     if cursor is not None:
         step.retrace(cursor)
-    return EndedStep(step, None, LIMIT, round(lost_s * 1e9), 0, 50, Speeds(1e9, 1e9), cursor)
+    return EndedStep(step, cursor, LIMIT, round(lost_s * 1e9), 0, 50, Speeds(1e9, 1e9))
 
 
 def test_the_longest_of_steps_that_are_like_no_other_is_planned(cache: PlanCache, later: Later) -> None:
@@ -319,7 +321,7 @@ def test_steps_that_came_back_to_their_plan_are_counted(cache: PlanCache, later:
         (cursor,) = cache.begin_step(living(1), LIMIT)
         if is_back:
             cursor.rejoin(4, {})
-        cache.end_step(of_length(8, cursor))
+        cache.end_step(of_length(9, cursor))
     assert (cache.diverged_steps, cache.rejoined_steps) == (2, 1)
     cache.reset_counts()
     assert cache.rejoined_steps == 0

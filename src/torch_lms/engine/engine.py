@@ -509,20 +509,17 @@ class Engine:
             self._last_record = record
             self._has_seen_step = self._has_seen_step or self._is_record_whole
             if self._plans is not None and self._is_record_whole:
-                last = self._last_followed
-                done = last if last is not None and last.is_done else None
-                is_followed = last is not None and 2 * last.followed_ops >= record.op_count
-                self._fruitless = 0 if is_followed else self._fruitless + 1
                 ended = EndedStep(
                     record,
-                    done,
+                    self._last_followed,
                     self._limit_of_plans,
                     evicted_bytes - self._evicted_before_step,
                     fetched_bytes - self._fetched_before_step,
                     self.pager.step_demand_bytes,
                     self._link_speeds(),
-                    last,
                 )
+                is_followed = 2 * ended.followed_ops >= record.op_count
+                self._fruitless = 0 if is_followed else self._fruitless + 1
                 self._plans.end_step(ended)
         self._evicted_before_step = evicted_bytes
         self._fetched_before_step = fetched_bytes

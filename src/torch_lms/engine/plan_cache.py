@@ -57,22 +57,25 @@ class EndedStep:
 
     Attributes:
         record: of the step.
-        done: the cursor that followed its plan to the end of the step; None if none did.
+        last: the cursor that the step followed last, to its end or not; None if there was no plan.
         limit: bytes that pages may occupy in the next steps.
         evicted_bytes, fetched_bytes: in this step.
         demand_bytes: the most bytes of pages that were alive at once in it.
         speeds: of the link so far.
-        last: the cursor that the step has followed last, though maybe not to its end; None if there was no plan.
     """
 
     record: StepRecord
-    done: PlanCursor | None
+    last: PlanCursor | None
     limit: int
     evicted_bytes: int
     fetched_bytes: int
     demand_bytes: int
     speeds: Speeds
-    last: PlanCursor | None = None
+
+    @property
+    def done(self) -> PlanCursor | None:
+        """The cursor that followed its plan to the end of the step; None if none did."""
+        return self.last if self.last is not None and self.last.is_done else None
 
     @property
     def followed_ops(self) -> int:
