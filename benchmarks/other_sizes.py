@@ -1,5 +1,5 @@
-"""What steps take that differ in the sizes of their pages alone: batches of other lengths, pictures of other shapes, a
-cache that grows.
+"""What steps take that differ: in the sizes of their pages alone (batches of other lengths, pictures of other shapes, a
+cache that grows), or in places (layers that are left out, batches that live on).
 
     python benchmarks/other_sizes.py [--quick] [--only TEXT] [--json FILE]
 
@@ -9,6 +9,7 @@ medians of the rounds, with the least and the most. All results must be equal to
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -105,7 +106,46 @@ def words() -> Step:
     return step
 
 
-PROGRAMS: dict[str, tuple[Program, int]] = {"texts": (texts, 60), "pictures": (pictures, 32), "words": (words, 60)}
+class Blocks(nn.Module):
+    """Residual blocks, of which each is left out now and then."""
+
+    def __init__(self, left_out: float, blocks: int = 12, width: int = 256) -> None:
+        super().__init__()
+        inner = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width)) for _ in range(blocks)]
+        self.blocks = nn.ModuleList([nn.Sequential(*each, nn.GELU(), nn.Linear(4 * width, width)) for each in inner])
+        self.left_out, self.draw = left_out, random.Random(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.draw.random() >= self.left_out:
+                x = x + block(x)
+        return x
+
+
+def layers() -> Step:
+    """Trains residual blocks, of which one in eight is left out, others each time."""
+    torch.manual_seed(0)
+    model = Blocks(1 / 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return lambda: descend(model(torch.randn(512, 256)).square().mean(), optimizer)
+
+
+def batches() -> Step:
+    """Trains them on batches that live on, in turns."""
+    torch.manual_seed(0)
+    model = Blocks(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    turns = itertools.cycle([torch.randn(512, 256) for _ in range(8)])
+    return lambda: descend(model(next(turns)).square().mean(), optimizer)
+
+
+PROGRAMS: dict[str, tuple[Program, int]] = {
+    "texts": (texts, 60),
+    "pictures": (pictures, 32),
+    "words": (words, 60),
+    "layers": (layers, 60),
+    "batches": (batches, 40),
+}
 
 
 @dataclass(frozen=True)
@@ -114,12 +154,14 @@ class Run:
 
     Attributes:
         seconds: of the second half of its steps.
-        planned: share of these that followed a plan.
+        planned: share of these that followed a plan to their end.
+        rejoined: of those that came back to one.
         results: of all steps.
     """
 
     seconds: float
     planned: float
+    rejoined: float
     results: list[torch.Tensor]
 
 
@@ -130,7 +172,7 @@ class Row:
     Attributes:
         program, share, way: which, under which share of its demand, and how.
         ratios: seconds over those without LMS, by round.
-        planned: share of the steps that followed a plan.
+        planned, rejoined: shares of the steps that followed a plan to their end, or came back to it.
     """
 
     program: str
@@ -138,22 +180,25 @@ class Row:
     way: str
     ratios: list[float]
     planned: float
+    rejoined: float
 
     def __str__(self) -> str:
         least, median, most = min(self.ratios), statistics.median(self.ratios), max(self.ratios)
         times = f"{median:.2f} ({least:.2f}-{most:.2f})"
-        return f"| {self.program} | {self.share:g} | {self.way} | {times} | {self.planned:.0%} |"
+        return f"| {self.program} | {self.share:g} | {self.way} | {times} | {self.planned:.0%} | {self.rejoined:.0%} |"
 
 
 def run(program: Program, steps: int) -> Run:
     step = program()
     results = [step() for _ in range(steps // 2)]
-    before = torch_lms.stats().planned_steps
+    before = torch_lms.stats()
     started_s = time.perf_counter()
     results += [step() for _ in range(steps - steps // 2)]
     seconds = time.perf_counter() - started_s
-    planned = torch_lms.stats().planned_steps - before
-    return Run(seconds, planned / (steps - steps // 2), results)
+    after = torch_lms.stats()
+    counted = steps - steps // 2
+    planned = (after.planned_steps - before.planned_steps) / counted
+    return Run(seconds, planned, (after.rejoined_steps - before.rejoined_steps) / counted, results)
 
 
 def rows(name: str, rounds: int, quick: bool) -> Iterator[Row]:
@@ -164,7 +209,7 @@ def rows(name: str, rounds: int, quick: bool) -> Iterator[Row]:
         demand_bytes = torch_lms.stats().demand_bytes
     for share in SHARES:
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-        planned = dict.fromkeys(WAYS, 0.0)
+        last: dict[str, Run] = {}
         for _ in range(rounds):
             stock = run(program, steps)
             for way, policy in WAYS.items():
@@ -173,9 +218,9 @@ def rows(name: str, rounds: int, quick: bool) -> Iterator[Row]:
                 if not all(map(torch.equal, found.results, stock.results)):
                     raise SystemExit(f"{name}, {way}, at {share:g} of the demand: results differ")
                 seconds[way].append(found.seconds / stock.seconds)
-                planned[way] = found.planned
+                last[way] = found
         for way in WAYS:
-            yield Row(name, share, way, seconds[way], planned[way])
+            yield Row(name, share, way, seconds[way], last[way].planned, last[way].rejoined)
 
 
 def main() -> None:
@@ -185,8 +230,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a file for the figures")
     given = parser.parse_args()
     found = []
-    print("| steps | limit / demand | way | seconds / those without LMS | steps that followed a plan |")
-    print("|---|---|---|---|---|")
+    print("| steps | limit / demand | way | seconds / those without LMS | followed a plan | came back to it |")
+    print("|---|---|---|---|---|---|")
     for name in [name for name in PROGRAMS if given.only in name]:
         for row in rows(name, 1 if given.quick else ROUNDS, given.quick):
             found.append(row)
