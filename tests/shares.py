@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from bits import same_bits
+from torch import nn
 
 import torch_lms
 from torch_lms.runtime.stats import Stats
@@ -11,6 +12,20 @@ from torch_lms.runtime.stats import Stats
 MIN_SIZE = 1024
 
 Program = Callable[[], list[torch.Tensor]]
+
+
+def trained(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], steps: int
+) -> list[torch.Tensor]:
+    """The losses of so many steps, then the weights. ``loss``: that of ``model``, on a new batch each time."""
+    losses = []
+    for _ in range(steps):
+        found = loss()
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(found.detach())
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 def run(program: Program, share: float) -> Stats:

@@ -1,11 +1,10 @@
 """Steps that differ in the sizes of their pages alone follow one plan: batches of other lengths, caches that grow."""
 
 import random
-from collections.abc import Callable
 
 import pytest
 import torch
-from shares import MIN_SIZE, Program, run
+from shares import MIN_SIZE, Program, run, trained
 from torch import nn
 
 import torch_lms
@@ -16,20 +15,6 @@ from torch_lms.runtime import api
 @pytest.fixture(params=["native", "python"])
 def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
-
-
-def trained(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], torch.Tensor], steps: int
-) -> list[torch.Tensor]:
-    """The losses of so many steps, then the weights. ``loss``: that of ``model``, on a new batch each time."""
-    losses = []
-    for _ in range(steps):
-        found = loss()
-        found.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(found.detach())
-    return [*losses, *(parameter.detach() for parameter in model.parameters())]
 
 
 def texts(steps: int) -> list[torch.Tensor]:

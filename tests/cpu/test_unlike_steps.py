@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 import torch
-from shares import run
+from shares import run, trained
 from torch import nn
 
 import torch_lms
@@ -37,25 +38,18 @@ class Blocks(nn.Module):
         return x
 
 
-def trained(step: Callable[[Blocks, random.Random, int], torch.Tensor]) -> Results:
-    """The losses of a training, then the weights. ``step``: the loss of a model at the step of that number."""
+def training(step: Callable[[Blocks, random.Random, int], torch.Tensor]) -> Results:
+    """The results of a training. ``step``: the loss of a model at the step of that number."""
     torch.manual_seed(0)
-    draw = random.Random(1)
+    draw, numbers = random.Random(1), count()
     model = Blocks()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    losses = []
-    for number in range(STEPS):
-        loss = step(model, draw, number)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+    return trained(model, optimizer, lambda: step(model, draw, next(numbers)), STEPS)
 
 
 def layers_left_out() -> Results:
     """Another part of the layers each time."""
-    return trained(lambda model, draw, _: model(torch.randn(32, 48), 0.15, draw).square().mean())
+    return training(lambda model, draw, _: model(torch.randn(32, 48), 0.15, draw).square().mean())
 
 
 def augmented() -> Results:
@@ -68,7 +62,7 @@ def augmented() -> Results:
                 x = change(x)
         return model(x, 0.0, draw).square().mean()
 
-    return trained(step)
+    return training(step)
 
 
 def logged() -> Results:
@@ -86,14 +80,14 @@ def logged() -> Results:
                 kept.append(model(torch.ones(8, 48), 0.5, draw).sum())
         return result.square().mean()
 
-    return [*trained(step), *kept]
+    return [*training(step), *kept]
 
 
 def batches_that_live_on() -> Results:
     """Each step takes another of some batches that were made beforehand."""
     torch.manual_seed(1)
     batches = [torch.randn(32, 48) for _ in range(7)]
-    return trained(lambda model, draw, number: model(batches[number % 7], 0.0, draw).square().mean())
+    return training(lambda model, draw, number: model(batches[number % 7], 0.0, draw).square().mean())
 
 
 def interrupted() -> Results:
@@ -106,7 +100,7 @@ def interrupted() -> Results:
                 model(x, 0.0, draw) @ torch.ones(3)
         return model(x, 0.0, draw).square().mean()
 
-    return trained(step)
+    return training(step)
 
 
 PROGRAMS: dict[str, tuple[Callable[[], Results], float]] = {

@@ -530,12 +530,8 @@ class Engine:
     @property
     def _last_followed(self) -> PlanCursor | None:
         """The plan that the step follows to its end, or has left last; None if it was like none."""
-        for cursor in self._cursors:
-            if cursor.is_done:
-                return cursor
-        if self._cursors:
-            return self._cursors[0]
-        return None if self._rejoining is None else self._rejoining.cursor
+        left = [] if self._rejoining is None else [self._rejoining.cursor]
+        return max([*self._cursors, *left], key=lambda cursor: cursor.is_done, default=None)
 
     def _stop_recording(self) -> None:
         self.record = None

@@ -82,11 +82,11 @@ class PlanCursor:
             self.has_diverged = True
 
     def rejoin(self, position: int, numbers: Mapping[PageId, int]) -> None:
-        """The step is like the plan again: the operation at ``position`` begins, or that before has ended.
+        """The step is like the plan again: the operation at ``position`` begins.
 
         Args:
             position: further on than the cursor.
-            numbers: in the plan, of pages that had none.
+            numbers: in the plan, of pages that had others so far, or none.
         """
         for page, number in numbers.items():
             self._bind(page, number)

@@ -99,7 +99,7 @@ class Rejoining:
         return self._is_like(path, name, pages)
 
     def _is_like(self, path: _Path, name: str, pages: tuple[PageId, ...]) -> bool:
-        """Whether the plan has such an operation at the end of ``path``. Pages without a number are given theirs."""
+        """Whether the plan has such an operation at the end of ``path``. Then the pages have its numbers."""
         ops = self.cursor.plan.trace.ops
         if path.position >= len(ops):
             return False
