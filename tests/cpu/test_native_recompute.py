@@ -32,15 +32,18 @@ class Training:
         self.weights = [nn.Parameter(torch.randn(64, 64)) for _ in range(4)]
         self.optimizer = torch.optim.Adam(self.weights, foreach=False)
 
+    def loss(self) -> torch.Tensor:
+        x = torch.ones(64, 64)
+        for weight in self.weights:
+            x = x.mm(weight).tanh()
+            x = x.sin().mul(2).cos().exp().sin()
+        return x.square().mean()
+
     def steps(self, count: int) -> list[torch.Tensor]:
         """The loss of each."""
         losses = []
         for _ in range(count):
-            x = torch.ones(64, 64)
-            for weight in self.weights:
-                x = x.mm(weight).tanh()
-                x = x.sin().mul(2).cos().exp().sin()
-            loss = x.square().mean()
+            loss = self.loss()
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -56,6 +59,24 @@ def slow_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans take it that moving a page lasts longer than recomputing it, and are there at the next step."""
     monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
     monkeypatch.setattr(engine, "Speeds", lambda *_: Speeds(1e4, 1e4))
+
+
+def test_what_a_session_had_dropped_when_it_ended_the_next_does_not_know() -> None:
+    with torch_lms.session(limit=16 * PAGE, min_size=1024, device="cpu") as lms:
+        training = Training()
+        training.steps(5)
+        loss = training.loss()
+        assert lms.stats().recomputes > 0
+    del training, loss
+    expected = Training().steps(4)
+    with torch_lms.session(limit=16 * PAGE + (4000 << 10), min_size=1024, device="cpu") as lms:
+        kept = [torch.ones(256) for _ in range(4000)]  # pages by the numbers of those that the first session dropped
+        found = Training().steps(4)
+        lms.validate()
+        stats = lms.stats()
+    assert found == expected
+    assert stats.planned_steps > 0
+    assert len(kept) == 4000
 
 
 @pytest.mark.parametrize("room", [16, 19, 22])

@@ -106,6 +106,7 @@ void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
   settings = chosen;
   owner_ = std::move(owner);
   ++sessions_;
+  following.moving.clear();
   pages = Pages();
   entered = 0;
   streams.clear();

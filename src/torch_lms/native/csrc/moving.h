@@ -129,6 +129,13 @@ class Moving {
   std::vector<int64_t> capacities;  // of the lower tiers, nearest first
   Done done;
 
+  // Another session begins, which numbers its pages anew.
+  void clear() {
+    for (PageList* list : {&due, &to_evict, &to_fetch, &to_drop, &planned, &dropped}) {
+      list->clear();
+    }
+  }
+
   // It is in use, or about to come: it is not due any more.
   void forget(Page& page) {
     due.remove(page);
