@@ -25,6 +25,17 @@ def set_poison_at_free(device: torch.device, is_on: bool) -> None:
         device_module.set_poison_at_free(is_on)
 
 
+def watch_races(device: torch.device) -> None:
+    """Look from now on for uses of the same memory that no wait puts in order."""
+    if is_ours(device):
+        device_module.watch_races(True)
+
+
+def take_races(device: torch.device) -> list[str]:
+    """Those that were found since this was last asked, or since they are looked for."""
+    return device_module.take_races() if is_ours(device) else []
+
+
 @contextmanager
 def scarce(device: torch.device, nbytes: int | None) -> Iterator[None]:
     """Inside, the device has ``nbytes`` more than are allocated now; None leaves it as it is."""

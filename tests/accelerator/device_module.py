@@ -206,6 +206,16 @@ def set_poison_at_free(is_on: bool) -> None:
     _native.set_poison_at_free(is_on)
 
 
+def watch_races(watches: bool) -> None:
+    """Look for uses of the same memory that no wait puts in order, from now on or not any more."""
+    _native.watch_races(watches)
+
+
+def take_races() -> list[str]:
+    """Those that were found since this was last asked, whatever came of them."""
+    return list(_native.take_races())
+
+
 def register_host(address: int, nbytes: int) -> bool:
     """Page-lock memory of the host, as ``cudaHostRegister`` does; False if some of it is page-locked already."""
     return bool(_native.register_host(address, nbytes))

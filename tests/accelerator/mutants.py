@@ -98,15 +98,19 @@ MUTANTS = (
     Mutant(
         "recomputing: home for the program's stream",
         "streams",
-        "self._catch_up(use.home)\n        with self._device.on(use.home):",
-        "with self._device.on(use.home):",
+        "self._catch_up(use.home)\n        try:",
+        "try:",
     ),
-    Mutant("recomputing: home for the inputs", "streams", "self.use(inputs)\n            make()", "make()"),
+    Mutant("recomputing: home for the inputs", "streams", "self.use(inputs)\n                make()", "make()"),
     Mutant(
         "recomputing: other streams for the result",
         "streams",
-        "use.streams, use.arrived = {use.home}, self._device.record(use.home)",
-        "use.streams, use.arrived = {use.home, self._device.current_stream()}, self._device.record(use.home)",
+        "use.streams, use.arrived = {use.home}, done",
+        "use.streams, use.arrived = {use.home, self._device.current_stream()}, done",
+    ),
+    Mutant("recomputing: streams that know an input for its end", "streams", "self._device.wait(stream, done)"),
+    Mutant(
+        "recomputing: a stream that uses an input next for its end", "streams", "self._device.wait(stream, use.read)"
     ),
     Mutant(
         "a copy up: home for the program's stream",
@@ -202,6 +206,14 @@ MUTANTS = (
         "}\n    free",
     ),
     Mutant("native: recomputing: home for the program's stream", "lanes", "catch_up(home);\n    go_to", "go_to"),
+    Mutant("native: recomputing: the home of an input for its end", "lanes", "done->hold_up(stream(use.home));", ""),
+    Mutant("native: recomputing: streams that know an input for its end", "lanes", "done->hold_up(stream(id));", ""),
+    Mutant(
+        "native: recomputing: a stream that uses an input next for its end",
+        "lanes",
+        "use.read->hold_up(stream(current));",
+        "",
+    ),
     Mutant(
         "native: recomputing: home for the inputs",
         "carrier",
@@ -211,8 +223,8 @@ MUTANTS = (
     Mutant(
         "native: recomputing: other streams for the result",
         "lanes",
-        "use.streams.assign(1, use.home);",
-        "use.streams.assign(1, use.home);\n    use.streams.push_back(current_stream());",
+        "use.streams.assign(1, home);",
+        "use.streams.assign(1, home);\n      use.streams.push_back(before);",
     ),
     Mutant(
         "native: recomputing: letting go of a constant for home",

@@ -253,6 +253,74 @@ def recomputed_and_evicted(device: torch.device) -> None:
             lms.step()
 
 
+def written_after_a_recomputation(device: torch.device) -> None:
+    """A dropped page is recomputed on its home because its input is about to be written, on another stream."""
+    module = torch.get_device_module(device)
+    side = module.Stream(device)
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
+    ):
+        for step in range(6):
+            x = full(2, device)
+            side.wait_stream(module.current_stream())
+            with module.stream(side):
+                page = x + 1
+            module.current_stream().wait_stream(side)
+            used = page.sum()
+            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
+            filler.add_(1)
+            del filler
+            if step == 5:  # unlike the plan
+                before = lms.stats().recomputes
+                x.zero_()
+                if lms.stats().recomputes == before:
+                    raise Wrong("nothing was recomputed")
+            expect(page, 3)
+            expect(used, 3 * COUNT)
+            side.wait_stream(module.current_stream())
+            del x, page, used
+            lms.step()
+
+
+def let_go_after_a_recomputation(device: torch.device) -> None:
+    """A dropped page is recomputed on its home because a third stream needs it, and the program lets go of its input,
+    whose memory is used again at once where it was allocated.
+    """
+    module = torch.get_device_module(device)
+    side, third = module.Stream(device), module.Stream(device)
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
+    ):
+        for _ in range(6):
+            x = full(1, device).add_(1)  # what is written is not recomputed
+            side.wait_stream(module.current_stream())
+            with module.stream(side):
+                page = x + 1
+            module.current_stream().wait_stream(side)
+            third.wait_stream(side)
+            used = page.sum()
+            filler = torch.zeros(3 * COUNT, device=device)  # there is room for one of the two
+            filler.add_(1)
+            del filler
+            with module.stream(third):
+                again = page + 1
+            read = x.sum()
+            del x
+            others = [full(7, device) for _ in range(2)]
+            module.current_stream().wait_stream(third)
+            expect(again, 4)
+            expect(read, 2 * COUNT)
+            expect(used, 3 * COUNT)
+            side.wait_stream(module.current_stream())
+            del page, used, others, again, read
+            lms.step()
+        recomputes = lms.stats().recomputes
+    if not recomputes:
+        raise Wrong("nothing was recomputed")
+
+
 def slow_disk(device: torch.device) -> None:
     """A page goes to the disk in pieces, by way of two buffers, and each write takes its time."""
     move = Write._move
@@ -320,6 +388,8 @@ PROGRAMS: dict[str, Program] = {
         let_go_before_a_recomputation,
         constant_let_go,
         recomputed_and_evicted,
+        written_after_a_recomputation,
+        let_go_after_a_recomputation,
         slow_disk,
         fetch_given_up,
         eviction_given_up,
@@ -329,12 +399,15 @@ PROGRAMS: dict[str, Program] = {
 
 
 def difference(program: Program, device: torch.device) -> str:
-    """What goes wrong with it first on ``device``, in some schedules; "" if nothing does."""
+    """What goes wrong with it first on ``device``, in some schedules, or could have in others; "" if nothing does."""
     for seed in range(SEEDS):
         control.schedule(device, ("lazy", "mixed", "mixed", "delayed")[seed % 4], seed)
+        control.watch_races(device)
         try:
             program(device)
             torch.accelerator.synchronize(device)
+            if races := control.take_races(device):
+                return races[0]
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:

@@ -147,7 +147,6 @@ class Engine:
         limit: bytes of the device that pages may occupy; None to ask ``ask_free`` how many it can hold.
         plans: knows plans for the steps to come; None if there are never any.
         recompute: whether plans may have pages recomputed.
-        rejoins: whether a step that has left its plan follows it again where it is like that again.
         ask_free: tells how many bytes more the device can hold beside a workspace.
         before_moving: called before any page may be evicted or fetched.
 
@@ -166,7 +165,6 @@ class Engine:
         *,
         plans: Plans | None = None,
         recompute: bool = False,
-        rejoins: bool = True,
         ask_free: Callable[[int], int] | None = None,
         before_moving: Callable[[], None] = lambda: None,
     ) -> None:
@@ -178,7 +176,6 @@ class Engine:
         self._policy = policy
         self._plans = plans
         self._recompute = recompute
-        self._rejoins = rejoins
         self._ask_free = ask_free
         self._before_moving = before_moving
         self._is_auto = limit is None
@@ -439,7 +436,7 @@ class Engine:
         """Follow larger plans where pages have outgrown one. ``op``: it begins, and is not recorded yet."""
         left = self._cursors
         self._follow_or_replace(left, op)
-        if not self._cursors and self._rejoins:
+        if not self._cursors:
             self._rejoining = Rejoining(left[0])
             if op is not None:
                 self._rejoin(self._rejoining, *op)

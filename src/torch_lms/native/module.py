@@ -180,14 +180,11 @@ class Laning(Protocol):
     def came(self, page: PageId) -> Moment:
         """Such a copy has been asked for; when it is complete."""
 
-    def go_home(self, page: PageId) -> int:
+    def begin_recompute(self, page: PageId) -> int:
         """The page's home is the current stream from now on, and may be given memory. Which was the current one."""
 
-    def go_to(self, stream: int) -> None:
-        """It is the current stream."""
-
-    def was_recomputed(self, page: PageId) -> None:
-        """On its home."""
+    def end_recompute(self, page: PageId, inputs: list[PageId], before: int, is_done: bool) -> None:
+        """It was recomputed from ``inputs``, or could not be; ``before`` is the current stream again."""
 
     def discard(self, page: PageId) -> None:
         """Give up its copy, if it has one."""

@@ -285,7 +285,6 @@ def new_backend(
         options.limit,
         plans=backend.plans,
         recompute=options.recompute and options.policy == "planned",
-        rejoins=not executor.has_streams,  # one random program on streams had other bits, once
         ask_free=lambda workspace_bytes: auto_limit(device, workspace_bytes).nbytes,
         before_moving=before_moving,
     )

@@ -102,13 +102,14 @@ class NativeStreamExecutor(StreamExecutor):
             self.lanes.release(entry.page, storage)
 
     def recompute(self, entry: Entry, inputs: list[Entry], make: Callable[[], None]) -> None:
-        before = self.lanes.go_home(entry.page)
+        before = self.lanes.begin_recompute(entry.page)
+        is_done = False
         try:
             self.use(inputs)
             make()
+            is_done = True
         finally:
-            self.lanes.go_to(before)
-        self.lanes.was_recomputed(entry.page)
+            self.lanes.end_recompute(entry.page, [each.page for each in inputs], before, is_done)
 
     # -- up ----------------------------------------------------------------------------------------------------------
 

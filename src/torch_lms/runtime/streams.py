@@ -16,8 +16,10 @@ a page's memory was allocated, and to which it goes back.
    comes free, by our hand or with the program's last reference. Where the program said so itself (`record_stream`), it
    said it of memory that is gone.
 6. What is freed without a copy, because it can be recomputed, comes free when all streams are through with it; it is
-   recomputed on home, and every other stream waits for that.
+   recomputed on home, and every other stream waits for that before it uses the page, or one of those that it was
+   recomputed from: the program, which may write these next or let go of them, does not know that they are read.
 7. A lower copy's room is used again only when no copy into it or out of it is under way.
+8. A page may be written while it is copied down: nobody reads that copy.
 
 A page under way has its storage held, so the program cannot end it; and each step is safe to repeat, since an interrupt
 can come when a step is done and the pager has not heard of it yet.
@@ -77,12 +79,14 @@ class _Use:
         home: see above. Until the first fetch, the stream on which the page was first seen.
         streams: those that may use it as it is: ``home``, and all that used it since it last came.
         arrived: passes when the last fetch is complete; None if we did not allocate its memory.
+        read: passes when the last recomputation that read it is complete; None if there was none since it came.
         is_adopted: whether its memory may be that of another stream than ``home``.
     """
 
     home: Stream
     streams: set[Stream]
     arrived: StreamEvent | None = None
+    read: StreamEvent | None = None
     is_adopted: bool = False
 
 
@@ -185,7 +189,7 @@ class StreamExecutor(Executor):
             self._device.free(storage)
             raise
         finally:
-            use.streams, use.arrived, use.is_adopted = set(), None, False
+            use.streams, use.arrived, use.read, use.is_adopted = set(), None, None, False
 
     def _let_finish(self, use: _Use, storage: torch.UntypedStorage) -> None:
         """The page's memory may be handed out again at once to its home, while other streams still use it: there is no
@@ -202,10 +206,21 @@ class StreamExecutor(Executor):
         """On the page's home, to which its memory must belong (see ``start_fetch``)."""
         use = self._use_of(entry)
         self._catch_up(use.home)
-        with self._device.on(use.home):
-            self.use(inputs)
-            make()
-        use.streams, use.arrived = {use.home}, self._device.record(use.home)
+        try:
+            with self._device.on(use.home):
+                self.use(inputs)
+                make()
+        finally:
+            done = self._device.record(use.home)
+            for each in inputs:
+                self._was_read(self._use_of(each), use.home, done)
+        use.streams, use.arrived = {use.home}, done
+
+    def _was_read(self, use: _Use, reader: Stream, done: StreamEvent) -> None:
+        """By a recomputation on ``reader``, until ``done``."""
+        use.read = done
+        for stream in {use.home, *use.streams} - {reader}:
+            self._device.wait(stream, done)
 
     def _give_up(self, entry: Entry) -> None:
         """An eviction failed: no copy is under way any more when this returns."""
@@ -379,6 +394,8 @@ class StreamExecutor(Executor):
             storage = entry()
             if storage is not None:
                 self._device.keep_for(storage, stream)
+        if use.read is not None:
+            self._device.wait(stream, use.read)
         use.streams.add(stream)
 
     def _use_of(self, entry: Entry) -> _Use:

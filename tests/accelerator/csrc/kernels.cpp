@@ -58,6 +58,14 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return view;
 }
 
+// It is about to be used: its bytes on the device, or in page-locked memory.
+void note_use(Uses& uses, const at::Tensor& tensor, bool writes) {
+  if (tensor.numel() > 0 && (is_on_device(tensor) || is_pinned(tensor.const_data_ptr()))) {
+    const auto view = bytes_of(tensor);
+    uses.push_back({view.const_data_ptr(), at::detail::computeStorageNbytes(view.sizes(), view.strides(), view.itemsize()), writes});
+  }
+}
+
 // What a kernel reads of a tensor of the host, as it is now.
 at::Tensor snapshot(const at::Tensor& tensor) {
   const c10::InferenceMode off(false);
@@ -237,10 +245,23 @@ void run_on_host(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxed(&stack);
 }
 
+Uses uses_of(const c10::FunctionSchema& schema, const Stack& arguments) {
+  Uses uses;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    for (const auto& tensor : tensors_in(arguments[i])) {
+      if (is_on_device(tensor)) {
+        note_use(uses, tensor, is_written(schema.arguments()[i]));
+      }
+    }
+  }
+  return uses;
+}
+
 // Run it now, the stream having caught up: what it gives is known only from the bytes.
 Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, const Stack& arguments, bool draws) {
   auto& queue = current_queue();
-  queue.wait(queue.end());
+  queue.submit([] {}, schema.name(), uses_of(schema, arguments));
+  queue.finish();
   raise_failure();
   const auto device = c10::Device(kDevice, current_device());
   // What is written, and what the kernel writes in place of it: it may resize that.
@@ -272,7 +293,7 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
     if (target.sizes() != found.sizes()) {
       target.resize_(found.sizes());
     }
-    queue.wait(queue.end()); // the poison of its memory
+    queue.finish(); // the poison of its memory
     bytes_of(target).copy_(found);
   }
   Stack results;
@@ -283,7 +304,7 @@ Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, 
     }
     results.push_back(replaced(stack[i], [&](const at::Tensor& tensor) {
       auto result = empty_like_on(device, tensor);
-      queue.wait(queue.end()); // the poison of its memory
+      queue.finish(); // the poison of its memory
       bytes_of(result).copy_(tensor);
       return result;
     }));
@@ -311,6 +332,7 @@ Stack queue_up(
       }
     }
   }
+  Uses uses = uses_of(schema, arguments);
   Stack results;
   std::vector<at::Tensor> made;
   std::vector<size_t> places; // of the results that are new
@@ -323,6 +345,7 @@ Stack queue_up(
     results.push_back(replaced(shapes[i], [&](const at::Tensor& shape) {
       const auto result = empty_like_on(device, shape);
       made.push_back(bytes_of(result));
+      note_use(uses, result, /*writes=*/true);
       return result;
     }));
   }
@@ -330,7 +353,7 @@ Stack queue_up(
     return is_on_device(tensor) ? bytes_of(tensor) : snapshot(tensor);
   });
   told_device(given, c10::DeviceType::CPU);
-  current_queue().submit([op, given = std::move(given), made = std::move(made), places = std::move(places)] {
+  const auto work = [op, given = std::move(given), made = std::move(made), places = std::move(places)] {
     Stack stack = given;
     run_on_host(op, stack);
     at::AutoDispatchBelowAutograd below;
@@ -344,7 +367,8 @@ Stack queue_up(
         }
       }
     }
-  });
+  };
+  current_queue().submit(work, schema.name(), uses);
   return results;
 }
 
@@ -450,23 +474,28 @@ void record_stream_of(at::Tensor& self, at::Stream stream) {
 
 // -- copies -----------------------------------------------------------------------------------------------------------
 
+// As CUDA does, memory of the host that is not page-locked is read at once.
 void queue_copy(const at::Tensor& target, const at::Tensor& source) {
-  current_queue().submit([target, source] {
+  Uses uses;
+  note_use(uses, target, /*writes=*/true);
+  note_use(uses, source, /*writes=*/false);
+  const bool is_read_later = is_on_device(source) || is_pinned(source.const_data_ptr());
+  const auto work = [to = bytes_of(target), from = is_read_later ? bytes_of(source) : snapshot(source)] {
     at::AutoDispatchBelowAutograd below;
-    target.copy_(source);
-  });
+    to.copy_(from);
+  };
+  current_queue().submit(work, is_on_device(source) && !is_on_device(target) ? kToHost : "copy_", uses);
 }
 
 void wait_for_queue() {
-  auto& queue = current_queue();
-  queue.wait(queue.end());
+  current_queue().finish();
   raise_failure();
 }
 
 at::Tensor& copy_within(at::Tensor& target, const at::Tensor& source) {
   const c10::DeviceGuard guard(source.device());
   if (source.device() == target.device()) {
-    queue_copy(bytes_of(target), bytes_of(source));
+    queue_copy(target, source);
     return target;
   }
   // Both devices' current streams wait for each other, before the copy and after it.
@@ -475,7 +504,7 @@ at::Tensor& copy_within(at::Tensor& target, const at::Tensor& source) {
   Event before;
   before.record(to);
   before.block(from);
-  queue_copy(bytes_of(target), bytes_of(source));
+  queue_copy(target, source);
   Event after;
   after.record(from);
   after.block(to);
@@ -484,11 +513,10 @@ at::Tensor& copy_within(at::Tensor& target, const at::Tensor& source) {
 
 at::Tensor& copy_to_device(at::Tensor& target, const at::Tensor& source, bool non_blocking) {
   const c10::DeviceGuard guard(target.device());
+  queue_copy(target, source);
   if (!is_pinned(source.const_data_ptr())) {
-    queue_copy(bytes_of(target), snapshot(source)); // as CUDA does, by way of memory of its own
     return target;
   }
-  queue_copy(bytes_of(target), bytes_of(source));
   use_pinned(source.const_data_ptr(), current_queue());
   if (!non_blocking) {
     wait_for_queue();
@@ -498,7 +526,7 @@ at::Tensor& copy_to_device(at::Tensor& target, const at::Tensor& source, bool no
 
 at::Tensor& copy_to_host(at::Tensor& target, const at::Tensor& source, bool non_blocking) {
   const c10::DeviceGuard guard(source.device());
-  queue_copy(bytes_of(target), bytes_of(source));
+  queue_copy(target, source);
   const bool pinned = is_pinned(target.const_data_ptr());
   if (pinned) {
     use_pinned(target.const_data_ptr(), current_queue());
@@ -527,6 +555,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   const c10::DeviceGuard guard(self.device());
+  Uses uses;
+  note_use(uses, self, /*writes=*/false);
+  current_queue().submit([] {}, "item", uses);
   wait_for_queue();
   return bytes_of(self).item();
 }
@@ -631,7 +662,7 @@ void resize_storage(const c10::Storage& storage, size_t nbytes) {
   if (kept > 0) {
     void* from = inside(found->_mutable_data_ptr_no_checks().get());
     void* to = inside(memory.get());
-    current_queue().submit([=] { std::memcpy(to, from, kept); });
+    current_queue().submit([=] { std::memcpy(to, from, kept); }, "resize_", {{to, kept, true}, {from, kept, false}});
   }
   found->set_data_ptr_noswap(std::move(memory));
   found->set_nbytes(nbytes);

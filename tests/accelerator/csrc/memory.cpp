@@ -95,7 +95,8 @@ class Allocator final : public c10::DeviceAllocator {
 
   void copy_data(void* target, const void* source, size_t nbytes) const override {
     auto& queue = current_queue();
-    queue.wait(queue.submit([=] { std::memcpy(inside(target), inside(source), nbytes); }));
+    queue.submit([=] { std::memcpy(inside(target), inside(source), nbytes); }, "copy", {{inside(target), nbytes, true}, {inside(source), nbytes, false}});
+    queue.finish();
   }
 
   bool initialized() override {
@@ -249,9 +250,8 @@ class Allocator final : public c10::DeviceAllocator {
   // Whoever goes on using it finds that out.
   static void poison(const Block& block) {
     void* memory = inside(address_of(block));
-    queue_of(block.device, block.stream).submit([memory, nbytes = block.nbytes] {
-      std::memset(memory, kPoison, nbytes);
-    });
+    const auto overwrite = [memory, nbytes = block.nbytes] { std::memset(memory, kPoison, nbytes); };
+    queue_of(block.device, block.stream).submit(overwrite, "what has the memory next", {{memory, block.nbytes, true}});
   }
 
   void give(void* address) {
@@ -292,9 +292,12 @@ class Allocator final : public c10::DeviceAllocator {
         if (waits) {
           event.wait();
         }
-        is_over = is_over && event.reached();
+        is_over = is_over && event.is_over();
       }
       if (is_over) {
+        for (const auto& event : pending.events) {
+          queue_of(pending.block->device, pending.block->stream).follows(*event.clock);
+        }
         cache(device, pending.block);
       } else {
         left.push_back(std::move(pending));
@@ -308,8 +311,7 @@ class Allocator final : public c10::DeviceAllocator {
     auto& device = devices_.at(index);
     collect(device, /*waits=*/true);
     for (auto& [stream, cached] : device.cached) {
-      auto& queue = queue_of(index, stream);
-      queue.wait(queue.end());
+      queue_of(index, stream).finish();
       for (const auto& [nbytes, block] : cached) {
         device.figures.reserved -= nbytes;
         const size_t length = rounded(nbytes, kGrain);
@@ -420,7 +422,7 @@ class PinnedAllocator final : public at::HostAllocator {
     std::lock_guard<std::mutex> lock(mutex_);
     if (Pinned* found = find(address)) {
       auto& uses = found->uses;
-      uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Event& use) { return use.reached(); }), uses.end());
+      uses.erase(std::remove_if(uses.begin(), uses.end(), [](const Event& use) { return use.is_over(); }), uses.end());
       uses.emplace_back().record(queue);
     }
   }
@@ -450,7 +452,7 @@ class PinnedAllocator final : public at::HostAllocator {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto is_over = [](const std::pair<char*, Pinned>& freed) {
       const auto& uses = freed.second.uses;
-      if (!std::all_of(uses.begin(), uses.end(), [](const Event& use) { return use.reached(); })) {
+      if (!std::all_of(uses.begin(), uses.end(), [](const Event& use) { return use.is_over(); })) {
         return false;
       }
       munmap(freed.first, freed.second.nbytes);

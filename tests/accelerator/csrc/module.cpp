@@ -68,13 +68,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   bool queryStream(const c10::Stream& stream) const override {
-    auto& queue = queue_of(stream);
-    return queue.reached(queue.end());
+    return queue_of(stream).is_idle();
   }
 
   void synchronizeStream(const c10::Stream& stream) const override {
-    auto& queue = queue_of(stream);
-    queue.wait(queue.end());
+    queue_of(stream).finish();
     raise_failure();
   }
 
@@ -232,6 +230,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_peaks", [](int device) { reset_peaks(static_cast<c10::DeviceIndex>(device)); });
   m.def("empty_cache", [] { empty_cache(); }, unlocked);
   m.def("set_poison_at_free", &set_poison_at_free);
+  m.def("watch_races", &watch_races);
+  m.def("take_races", &take_races);
   m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("register_host", [](size_t address, size_t nbytes) {
     return register_pinned(reinterpret_cast<void*>(address), nbytes);

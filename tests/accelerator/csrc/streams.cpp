@@ -48,7 +48,7 @@ std::atomic<int64_t> streams_made{0};
 
 // -- queues -----------------------------------------------------------------------------------------------------------
 
-uint64_t Queue::submit(Work work) {
+uint64_t Queue::submit(Work work, const std::string& what, const Uses& uses) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!is_running_) {
     is_running_ = true;
@@ -56,7 +56,8 @@ uint64_t Queue::submit(Work work) {
   }
   work_.push_back(std::move(work));
   wake_.notify_one();
-  return ++given_;
+  was_given(number(), ++given_, what, uses);
+  return given_;
 }
 
 void Queue::run() {
@@ -105,6 +106,33 @@ void Queue::wait(uint64_t place) {
   finished_.wait(lock, [&] { return done_ >= place; });
 }
 
+void Queue::finish() {
+  const auto until = clock();
+  wait(end());
+  comes_after(kHost, until);
+}
+
+bool Queue::is_idle() {
+  const auto until = clock();
+  const bool is_so = reached(end());
+  if (is_so) {
+    comes_after(kHost, until);
+  }
+  return is_so;
+}
+
+Clock Queue::clock() const {
+  return clock_of(number());
+}
+
+void Queue::follows(const Clock& clock) const {
+  comes_after(number(), clock);
+}
+
+int Queue::number() const {
+  return static_cast<int>(this - queues().front().data()); // they lie one behind the other
+}
+
 uint64_t Queue::end() {
   std::lock_guard<std::mutex> lock(mutex_);
   return given_;
@@ -133,21 +161,32 @@ void Event::record(Queue& on) {
   queue = &on;
   reached_ns = std::make_shared<std::atomic<int64_t>>(0);
   place = on.submit([at = reached_ns] { *at = now_ns(); });
+  clock = std::make_shared<const Clock>(on.clock());
 }
 
 void Event::block(Queue& waiting) const {
   if (queue != nullptr && queue != &waiting) {
     waiting.submit([from = queue, until = place] { from->wait(until); });
+    waiting.follows(*clock);
   }
 }
 
 bool Event::reached() const {
+  const bool is_so = is_over();
+  if (is_so && queue != nullptr) {
+    comes_after(kHost, *clock);
+  }
+  return is_so;
+}
+
+bool Event::is_over() const {
   return queue == nullptr || queue->reached(place);
 }
 
 void Event::wait() const {
   if (queue != nullptr) {
     queue->wait(place);
+    comes_after(kHost, *clock);
   }
 }
 
@@ -191,7 +230,7 @@ Queue& current_queue() {
 
 void synchronize(c10::DeviceIndex device) {
   for (auto& queue : queues().at(device < 0 ? device_now : device)) {
-    queue.wait(queue.end());
+    queue.finish();
   }
   raise_failure();
 }

@@ -14,10 +14,13 @@
 
 #include <c10/core/Stream.h>
 
+#include "races.h"
+
 namespace accelerator {
 
 constexpr c10::DeviceIndex kDevices = 2;
 constexpr int kStreams = 33; // the default one, and as many as CUDA has in a pool
+static_assert(kQueues == kDevices * kStreams);
 
 using Work = std::function<void()>;
 
@@ -33,8 +36,8 @@ void set_schedule(Pace pace, uint64_t seed);
 
 class Queue {
  public:
-  // Returns the place of the work: how much the queue has been given so far.
-  uint64_t submit(Work work);
+  // Returns the place of the work: how much the queue has been given so far. `uses`: the memory that it uses.
+  uint64_t submit(Work work, const std::string& what = {}, const Uses& uses = {});
 
   // Whether all work up to `place` is done. A program that asks again and again is told so in the end.
   bool reached(uint64_t place);
@@ -42,14 +45,25 @@ class Queue {
   // Blocks until then.
   void wait(uint64_t place);
 
-  // All that it was given so far.
-  uint64_t end();
+  // Blocks until all is done that it was given so far, for the host to know.
+  void finish();
+
+  // Whether that is so.
+  bool is_idle();
+
+  // How much of each queue is over once this one has come here.
+  Clock clock() const;
+
+  // What it is given from now on runs after that, as somebody made sure.
+  void follows(const Clock& clock) const;
 
   void set_pace(Pace pace, uint64_t seed);
 
  private:
   void run();
   void demand(uint64_t place);
+  uint64_t end();
+  int number() const;
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -68,10 +82,12 @@ struct Event {
   Queue* queue = nullptr;
   uint64_t place = 0;
   std::shared_ptr<std::atomic<int64_t>> reached_ns;
+  std::shared_ptr<const Clock> clock;
 
   void record(Queue& on);
   void block(Queue& waiting) const;
   bool reached() const;
+  bool is_over() const; // the same, unknown to the program
   void wait() const;
 };
 

@@ -249,18 +249,19 @@ struct Carrier {
     for (const auto& [input, home] : carried.homes) {
       lanes->born(input, home);
     }
-    const StreamId before = lanes->go_home(page);
+    std::vector<PageId> inputs;
+    const StreamId before = lanes->begin_recompute(page);
     try {
       for (const Program::Input& input : carried.program->inputs()) {
+        inputs.push_back(input.page);
         lanes->use(input.page, input.storage);
       }
       carried.program->run(storage, carried.nbytes);
     } catch (...) {
-      lanes->go_to(before);
+      lanes->end_recompute(page, inputs, before, /*is_done=*/false);
       throw;
     }
-    lanes->go_to(before);
-    lanes->was_recomputed(page);
+    lanes->end_recompute(page, inputs, before, /*is_done=*/true);
     for (const Program::Input& input : carried.program->inputs()) {
       know(input.page, outcome);
     }

@@ -210,6 +210,9 @@ class Lanes {
       await(current, use.arrived);
       keep_for(storage, stream(current));  // 5
     }
+    if (use.read) {
+      use.read->hold_up(stream(current));  // 6
+    }
     use.streams.push_back(current);
     return true;
   }
@@ -309,6 +312,7 @@ class Lanes {
     free(storage);
     use.streams.clear();
     use.arrived.reset();
+    use.read.reset();
     use.is_adopted = false;
   }
 
@@ -372,7 +376,7 @@ class Lanes {
   // -- recomputed -----------------------------------------------------------------------------------------------------
 
   // It is recomputed on its home, which is the current stream from now on. Which was that.
-  StreamId go_home(PageId page) {
+  StreamId begin_recompute(PageId page) {
     const auto turn = my_turn();
     const StreamId before = current_stream();
     const StreamId home = use_of(page).home;
@@ -381,18 +385,20 @@ class Lanes {
     return before;
   }
 
-  // The current stream.
-  void go_to(StreamId id) {
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    guard.exchangeStream(stream(id));
-  }
-
-  // It was.
-  void was_recomputed(PageId page) {
+  // It was, or could not be. `inputs`: what it is recomputed from. `before`: the current stream again.
+  void end_recompute(PageId page, const std::vector<PageId>& inputs, StreamId before, bool is_done) {
     const auto turn = my_turn();
-    Use& use = use_of(page);
-    use.streams.assign(1, use.home);
-    use.arrived = record(stream(use.home));
+    go_to(before);
+    const StreamId home = use_of(page).home;
+    const Mark done = record(stream(home));
+    for (const PageId input : inputs) {
+      was_read(use_of(input), home, done);  // 6
+    }
+    if (is_done) {
+      Use& use = use_of(page);
+      use.streams.assign(1, home);
+      use.arrived = done;
+    }
   }
 
   // -- the rest -------------------------------------------------------------------------------------------------------
@@ -493,6 +499,7 @@ class Lanes {
     StreamId home = 0;
     c10::SmallVector<StreamId, 2> streams;
     Mark arrived = {};  // past when the last fetch is complete; none if its memory is not of ours
+    Mark read = {};     // past when the last recomputation that read it is; none if there was none since it came
     bool is_adopted = false;
 
     bool is_known_to(StreamId stream) const {
@@ -546,6 +553,24 @@ class Lanes {
     }
     const StreamId current = current_stream();
     return uses_[page] = Use{current, {current}};
+  }
+
+  void go_to(StreamId id) const {
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    guard.exchangeStream(stream(id));
+  }
+
+  // By a recomputation on `reader`, until `done`.
+  void was_read(Use& use, StreamId reader, const Mark& done) const {
+    use.read = done;
+    if (use.home != reader) {
+      done->hold_up(stream(use.home));
+    }
+    for (const StreamId id : use.streams) {
+      if (id != reader && id != use.home) {
+        done->hold_up(stream(id));
+      }
+    }
   }
 
   // The copy down waits until the page has come, and was used for the last time (1).

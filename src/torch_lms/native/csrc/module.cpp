@@ -914,9 +914,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         asking(lanes, [&] { lanes.allocate(page, target, nbytes); });
       })
       .def("came", [](Lanes& lanes, PageId page) { return asking(lanes, [&] { return lanes.came(page); }); })
-      .def("go_home", [](Lanes& lanes, PageId page) { return asking(lanes, [&] { return lanes.go_home(page); }); })
-      .def("go_to", [](Lanes& lanes, StreamId stream) { asking(lanes, [&] { lanes.go_to(stream); }); })
-      .def("was_recomputed", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.was_recomputed(page); }); })
+      .def("begin_recompute", [](Lanes& lanes, PageId page) {
+        return asking(lanes, [&] { return lanes.begin_recompute(page); });
+      })
+      .def("end_recompute", [](Lanes& lanes, PageId page, const std::vector<PageId>& inputs, StreamId before, bool is_done) {
+        asking(lanes, [&] { lanes.end_recompute(page, inputs, before, is_done); });
+      })
       .def("discard", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.discard_copy(page); }); })
       .def("forget", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.forget(page); }); })
       .def("landed", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.landed(); }); })
