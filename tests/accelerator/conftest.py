@@ -28,8 +28,13 @@ def device(module: ModuleType) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _ends_as_it_began(module: ModuleType) -> Iterator[None]:
-    """Every test ends with LMS off, all streams at work at once, and the whole capacity."""
+    """Every test ends with LMS off, all streams at work at once, and the whole capacity. In none do two streams use the
+    same memory without an order.
+    """
+    module.watch_races(True)
     yield
+    races = module.take_races()
+    module.watch_races(False)
     module.schedule("eager")
     module.set_poison_at_free(True)
     for index in range(module.device_count()):
@@ -40,3 +45,4 @@ def _ends_as_it_began(module: ModuleType) -> Iterator[None]:
         api._running.validate()
         torch_lms.disable()
         pytest.fail("the test left LMS on")
+    assert races == []

@@ -89,6 +89,7 @@ def test_a_stream_does_nothing_before_somebody_waits_if_it_is_lazy(module: Modul
     module.current_stream().wait_stream(side)
     assert unordered.tolist() == [1.0] * 4
     assert x.tolist() == [2.0] * 4
+    assert len(module.take_races()) == 1
 
 
 def test_freed_memory_is_poisoned_for_whoever_still_reads_it(module: ModuleType, device: torch.device) -> None:
@@ -108,6 +109,48 @@ def test_freed_memory_is_poisoned_for_whoever_still_reads_it(module: ModuleType,
         results.append(float(total.cpu()))
     assert str(results[0]) == "nan"
     assert results[1] == MIB
+    assert len(module.take_races()) == 1
+
+
+@pytest.mark.parametrize("pace", ["eager", "lazy"])
+@pytest.mark.parametrize("waits", ["not at all", "for the stream", "for an event", "on the host"])
+def test_uses_without_an_order_are_told_whatever_came_of_them(
+    waits: str, pace: str, module: ModuleType, device: torch.device
+) -> None:
+    module.schedule(pace)
+    x = torch.ones(4, device=device)
+    side = module.Stream(device)
+    side.wait_stream(module.current_stream())
+    with module.stream(side):
+        found = x + 1
+    if waits == "for the stream":
+        module.current_stream().wait_stream(side)
+    elif waits == "for an event":
+        side.record_event().wait(module.current_stream())
+    elif waits == "on the host":
+        side.synchronize()
+    x.zero_()
+    races = module.take_races()
+    module.synchronize()
+    assert bool(races) == (waits == "not at all")
+    assert all("zero_ writes on queue 0" in race and "add reads on queue" in race for race in races)
+    del found
+
+
+def test_a_copy_to_the_host_may_be_overwritten_if_nobody_reads_it(module: ModuleType, device: torch.device) -> None:
+    x = torch.ones(4, device=device)
+    below = torch.empty(4).pin_memory()
+    side = module.Stream(device)
+    side.wait_stream(module.current_stream())
+    with module.stream(side):
+        below.copy_(x, non_blocking=True)
+    x.zero_()
+    assert module.take_races() == []
+    with module.stream(side):
+        x.copy_(below, non_blocking=True)
+    races = module.take_races()
+    module.synchronize()
+    assert any("that copy is read" in race for race in races)
 
 
 def test_events_have_times_and_order(module: ModuleType, device: torch.device) -> None:
