@@ -253,8 +253,19 @@ def recomputed_and_evicted(device: torch.device) -> None:
             lms.step()
 
 
-def written_after_a_recomputation(device: torch.device) -> None:
-    """A dropped page is recomputed on its home because its input is about to be written, on another stream."""
+def written_at_home_after_a_recomputation(device: torch.device) -> None:
+    """A dropped page is recomputed on its home because its input is about to be written, on that of the input."""
+    written_after_a_recomputation(device, torch.get_device_module(device).current_stream())
+
+
+def written_elsewhere_after_a_recomputation(device: torch.device) -> None:
+    """The same on a third stream, which has read the input before, or has not."""
+    for has_read in (True, False):
+        third = torch.get_device_module(device).Stream(device)
+        written_after_a_recomputation(device, third, has_read)
+
+
+def written_after_a_recomputation(device: torch.device, writer: torch.Stream, has_read: bool = False) -> None:
     module = torch.get_device_module(device)
     side = module.Stream(device)
     with (
@@ -271,15 +282,20 @@ def written_after_a_recomputation(device: torch.device) -> None:
             filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
             filler.add_(1)
             del filler
-            if step == 5:  # unlike the plan
-                before = lms.stats().recomputes
-                x.zero_()
-                if lms.stats().recomputes == before:
-                    raise Wrong("nothing was recomputed")
+            writer.wait_stream(module.current_stream())
+            with module.stream(writer):
+                read = x.sum() if has_read else None
+                if step == 5:  # unlike the plan
+                    before = lms.stats().recomputes
+                    x.zero_()
+                    if lms.stats().recomputes == before:
+                        raise Wrong("nothing was recomputed")
+            module.current_stream().wait_stream(writer)
             expect(page, 3)
             expect(used, 3 * COUNT)
             side.wait_stream(module.current_stream())
-            del x, page, used
+            writer.wait_stream(module.current_stream())
+            del x, page, used, read
             lms.step()
 
 
@@ -388,7 +404,8 @@ PROGRAMS: dict[str, Program] = {
         let_go_before_a_recomputation,
         constant_let_go,
         recomputed_and_evicted,
-        written_after_a_recomputation,
+        written_at_home_after_a_recomputation,
+        written_elsewhere_after_a_recomputation,
         let_go_after_a_recomputation,
         slow_disk,
         fetch_given_up,
