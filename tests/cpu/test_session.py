@@ -236,6 +236,39 @@ def test_steps_are_found_in_training_and_inference() -> None:
         assert lms.stats().steps == 5
 
 
+def _updated_in_backward(steps: int) -> list[torch.Tensor]:
+    """The losses of a training in which each weight is updated, and its gradient let go of, once that is known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(64, 64), nn.Tanh())))
+    updates = {weight: torch.optim.Adam([weight], lr=0.01) for weight in model.parameters()}
+
+    def update(weight: torch.Tensor) -> None:
+        updates[weight].step()
+        updates[weight].zero_grad()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(update)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.ones(64, 64)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    return losses
+
+
+def test_optimizers_that_step_in_a_backward_pass_make_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    with torch_lms.session(limit="1GB", min_size=1024) as lms:
+        expected = _updated_in_backward(8)
+        stats = lms.stats()
+    assert stats.steps == 8
+    with torch_lms.session(limit=stats.demand_bytes // 2, min_size=1024) as lms:
+        found = _updated_in_backward(8)
+        planned_steps = lms.stats().planned_steps
+    assert found == expected
+    assert planned_steps >= 4
+
+
 # -- threads and forks -------------------------------------------------------------------------------------------------
 
 

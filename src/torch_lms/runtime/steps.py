@@ -7,16 +7,21 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.capture.optimizer_runs import OptimizerRuns
 from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
 from torch_lms.runtime.keras_hooks import KerasHooks
 
+_NO_PASS = -1
+"""PyTorch's number of the backward pass where there is none."""
+
 
 class StepHooks:
     """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded, if
-    the module has parameters and pages took part.
+    the module has parameters and pages took part. Optimizers that step in a backward pass, one for each parameter, make
+    one step together: that ends with the pass.
 
     Args:
         step: called at each boundary.
@@ -40,6 +45,7 @@ class StepHooks:
         self._keras = KerasHooks(step, adopt)
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ends_with = _NO_PASS  # that a step ends with
 
     def install(self) -> None:
         """Register the hooks."""
@@ -76,7 +82,12 @@ class StepHooks:
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._foreign.ends()
-        self._step()
+        backward = torch._C._current_graph_task_id()
+        if backward == _NO_PASS:
+            self._step()
+        elif backward != self._ends_with:
+            self._ends_with = backward
+            Variable._execution_engine.queue_callback(self._step)
 
     def _adopting(self, load: Callable[..., None]) -> Callable[..., None]:
         """``load``, with the state adopted that it gives an optimizer: of a mapped file, it could not leave else."""
@@ -104,7 +115,8 @@ class StepHooks:
                 return call(module, *args, **kwargs)
             finally:
                 inside.now = False
-                if not torch.is_grad_enabled() and self._uses() > before and _has_parameters(module):
+                is_inference = not torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_PASS
+                if is_inference and self._uses() > before and _has_parameters(module):
                     self._step()
 
         return watched
