@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -234,6 +235,20 @@ def test_steps_are_found_in_training_and_inference() -> None:
         assert lms.stats().steps == 4
         lms.step()
         assert lms.stats().steps == 5
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints_of_a_loop_are_no_steps(use_reentrant: bool) -> None:
+    blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+    optimizer = torch.optim.SGD(blocks.parameters(), lr=0.1)
+    with torch_lms.session(min_size=1) as lms:
+        for _ in range(3):
+            x = torch.ones(1, 8, requires_grad=True)
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=use_reentrant)
+            x.sum().backward()
+            optimizer.step()
+        assert lms.stats().steps == 3
 
 
 def _updated_in_backward(steps: int) -> list[torch.Tensor]:

@@ -1,13 +1,15 @@
 """Where one training step ends and the next begins (N14)."""
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd import Variable
+from torch.autograd import Function, Variable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.capture.optimizer_runs import OptimizerRuns
@@ -16,6 +18,9 @@ from torch_lms.runtime.keras_hooks import KerasHooks
 
 _NO_PASS = -1
 """PyTorch's number of the backward pass where there is none."""
+
+_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
+"""What calls the forward of every function of autograd's; None if that is not written in Python any more."""
 
 
 class StepHooks:
@@ -115,8 +120,8 @@ class StepHooks:
                 return call(module, *args, **kwargs)
             finally:
                 inside.now = False
-                is_inference = not torch.is_grad_enabled() and torch._C._current_graph_task_id() == _NO_PASS
-                if is_inference and self._uses() > before and _has_parameters(module):
+                took_part = self._uses() > before and _has_parameters(module)
+                if took_part and not torch.is_grad_enabled() and not _is_in_autograd():
                     self._step()
 
         return watched
@@ -125,6 +130,18 @@ class StepHooks:
 def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
     values = [value for state in optimizer.state.values() for value in state.values()]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _is_in_autograd() -> bool:
+    """Whether a backward pass runs, or the forward of an ``autograd.Function``, as of a checkpoint. Nothing is recorded
+    there, and yet it belongs to a training step.
+    """
+    if torch._C._current_graph_task_id() != _NO_PASS:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
