@@ -19,6 +19,7 @@ from torch_lms.engine import engine
 from torch_lms.native import load
 from torch_lms.planner import Speeds
 from torch_lms.runtime.accelerator import AcceleratorDevice
+from torch_lms.runtime.api import Lms
 from torch_lms.runtime.streams import StreamExecutor
 from torch_lms.stores.copies import Write
 from torch_lms.stores.host import HostStore
@@ -56,6 +57,33 @@ def expect(tensor: torch.Tensor, value: float) -> None:
     found = tensor.cpu()
     if not torch.equal(found, torch.full_like(found, value)):
         raise Wrong(f"expected {value} everywhere; got {found.unique()[:3].tolist()}")
+
+
+@contextmanager
+def recomputing(min_size: int = MIN_SIZE) -> Iterator[Lms]:
+    """A session with room for four and a half pages, whose plans take it that moving one lasts longest."""
+    with (
+        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
+        torch_lms.session(limit=18 * COUNT, min_size=min_size) as lms,
+    ):
+        yield lms
+
+
+def crowd(pages: int, device: torch.device) -> None:
+    """Something of so many pages is there for a moment."""
+    torch.zeros(pages * COUNT, device=device).add_(1)
+
+
+def zero_recomputing(x: torch.Tensor, lms: Lms) -> None:
+    """Write ``x``, from which a dropped page is recomputed first.
+
+    Raises:
+        Wrong: nothing was.
+    """
+    before = lms.stats().recomputes
+    x.zero_()
+    if lms.stats().recomputes == before:
+        raise Wrong("nothing was recomputed")
 
 
 @contextmanager
@@ -157,19 +185,14 @@ def let_go_before_a_recomputation(device: torch.device) -> None:
     control.set_poison_at_free(device, False)
     side = module.Stream(device)
     recomputes = 0
-    with (
-        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
-        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
-    ):
+    with recomputing() as lms:
         for step in range(6):
             side.wait_stream(module.current_stream())
             with module.stream(side):
                 page = full(2, device)
             module.current_stream().wait_stream(side)
             used = page.sum()
-            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for both
-            filler.add_(1)
-            del filler
+            crowd(4, device)  # there is no room for both
             with module.stream(side):
                 short_lived = full(5 + step, device)
             module.current_stream().wait_stream(side)
@@ -195,10 +218,7 @@ def constant_let_go(device: torch.device) -> None:
     module = torch.get_device_module(device)
     control.set_poison_at_free(device, False)
     side = module.Stream(device)
-    with (
-        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
-        torch_lms.session(limit=18 * COUNT, min_size=1 << 19) as lms,
-    ):
+    with recomputing(min_size=1 << 19) as lms:
         for _ in range(6):
             constant = torch.full((COUNT // 4,), 2.0, device=device)
             base = full(1, device)
@@ -209,9 +229,7 @@ def constant_let_go(device: torch.device) -> None:
             del base, first, constant
             module.current_stream().wait_stream(side)
             used = page.sum()
-            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
-            filler.add_(1)
-            del filler
+            crowd(4, device)  # there is no room for all
             side.wait_stream(module.current_stream())
             with module.stream(side):
                 again = page + 1
@@ -230,22 +248,14 @@ def constant_let_go(device: torch.device) -> None:
 
 def recomputed_and_evicted(device: torch.device) -> None:
     """A dropped page is recomputed because its input is about to be written, and leaves before anything uses it."""
-    with (
-        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
-        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
-    ):
+    with recomputing() as lms:
         for step in range(6):
             x = full(2, device)
             page = x + 1
             used = page.sum()
-            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
-            filler.add_(1)
-            del filler
+            crowd(4, device)  # there is no room for all
             if step == 5:  # unlike the plan
-                before = lms.stats().recomputes
-                x.zero_()
-                if lms.stats().recomputes == before:
-                    raise Wrong("nothing was recomputed")
+                zero_recomputing(x, lms)
                 lms.reclaim()
             expect(page, 3)
             expect(used, 3 * COUNT)
@@ -266,12 +276,10 @@ def written_elsewhere_after_a_recomputation(device: torch.device) -> None:
 
 
 def written_after_a_recomputation(device: torch.device, writer: torch.Stream, has_read: bool = False) -> None:
+    """``writer`` is the stream that writes the input, and read it before if it ``has_read``."""
     module = torch.get_device_module(device)
     side = module.Stream(device)
-    with (
-        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
-        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
-    ):
+    with recomputing() as lms:
         for step in range(6):
             x = full(2, device)
             side.wait_stream(module.current_stream())
@@ -279,17 +287,12 @@ def written_after_a_recomputation(device: torch.device, writer: torch.Stream, ha
                 page = x + 1
             module.current_stream().wait_stream(side)
             used = page.sum()
-            filler = torch.zeros(4 * COUNT, device=device)  # there is no room for all
-            filler.add_(1)
-            del filler
+            crowd(4, device)  # there is no room for all
             writer.wait_stream(module.current_stream())
             with module.stream(writer):
                 read = x.sum() if has_read else None
                 if step == 5:  # unlike the plan
-                    before = lms.stats().recomputes
-                    x.zero_()
-                    if lms.stats().recomputes == before:
-                        raise Wrong("nothing was recomputed")
+                    zero_recomputing(x, lms)
             module.current_stream().wait_stream(writer)
             expect(page, 3)
             expect(used, 3 * COUNT)
@@ -305,10 +308,7 @@ def let_go_after_a_recomputation(device: torch.device) -> None:
     """
     module = torch.get_device_module(device)
     side, third = module.Stream(device), module.Stream(device)
-    with (
-        mock.patch.object(engine, "Speeds", return_value=Speeds(1e5, 1e5)),
-        torch_lms.session(limit=18 * COUNT, min_size=MIN_SIZE) as lms,
-    ):
+    with recomputing() as lms:
         for _ in range(6):
             x = full(1, device).add_(1)  # what is written is not recomputed
             side.wait_stream(module.current_stream())
@@ -317,9 +317,7 @@ def let_go_after_a_recomputation(device: torch.device) -> None:
             module.current_stream().wait_stream(side)
             third.wait_stream(side)
             used = page.sum()
-            filler = torch.zeros(3 * COUNT, device=device)  # there is room for one of the two
-            filler.add_(1)
-            del filler
+            crowd(3, device)  # there is room for one of the two
             with module.stream(third):
                 again = page + 1
             read = x.sum()

@@ -120,11 +120,14 @@ class StepHooks:
                 return call(module, *args, **kwargs)
             finally:
                 inside.now = False
-                took_part = self._uses() > before and _has_parameters(module)
-                if took_part and not torch.is_grad_enabled() and not _is_in_autograd():
+                if not torch.is_grad_enabled() and self._is_step(module, before):
                     self._step()
 
         return watched
+
+    def _is_step(self, module: torch.nn.Module, uses: int) -> bool:
+        """Whether a call of ``module``, for which nothing was recorded, was a step. ``uses``: of pages before."""
+        return self._uses() > uses and _has_parameters(module) and not _is_in_autograd()
 
 
 def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:

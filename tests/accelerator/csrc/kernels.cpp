@@ -58,9 +58,14 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return view;
 }
 
-// It is about to be used: its bytes on the device, or in page-locked memory.
+// Whether streams use its own bytes, on the device or in page-locked memory.
+bool is_used_in_place(const at::Tensor& tensor) {
+  return is_on_device(tensor) || is_pinned(tensor.const_data_ptr());
+}
+
+// It is about to be used.
 void note_use(Uses& uses, const at::Tensor& tensor, bool writes) {
-  if (tensor.numel() > 0 && (is_on_device(tensor) || is_pinned(tensor.const_data_ptr()))) {
+  if (tensor.numel() > 0 && is_used_in_place(tensor)) {
     const auto view = bytes_of(tensor);
     uses.push_back({view.const_data_ptr(), at::detail::computeStorageNbytes(view.sizes(), view.strides(), view.itemsize()), writes});
   }
@@ -257,12 +262,18 @@ Uses uses_of(const c10::FunctionSchema& schema, const Stack& arguments) {
   return uses;
 }
 
-// Run it now, the stream having caught up: what it gives is known only from the bytes.
-Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, const Stack& arguments, bool draws) {
+// The host waits until the current stream has come here, to use this.
+void wait_to_use(const std::string& what, const Uses& uses) {
   auto& queue = current_queue();
-  queue.submit([] {}, schema.name(), uses_of(schema, arguments));
+  queue.submit([] {}, what, uses);
   queue.finish();
   raise_failure();
+}
+
+// Run it now, the stream having caught up: what it gives is known only from the bytes.
+Stack run_now(const c10::OperatorHandle& op, const c10::FunctionSchema& schema, const Stack& arguments, bool draws) {
+  wait_to_use(schema.name(), uses_of(schema, arguments));
+  auto& queue = current_queue();
   const auto device = c10::Device(kDevice, current_device());
   // What is written, and what the kernel writes in place of it: it may resize that.
   std::vector<std::pair<at::Tensor, at::Tensor>> written;
@@ -479,8 +490,7 @@ void queue_copy(const at::Tensor& target, const at::Tensor& source) {
   Uses uses;
   note_use(uses, target, /*writes=*/true);
   note_use(uses, source, /*writes=*/false);
-  const bool is_read_later = is_on_device(source) || is_pinned(source.const_data_ptr());
-  const auto work = [to = bytes_of(target), from = is_read_later ? bytes_of(source) : snapshot(source)] {
+  const auto work = [to = bytes_of(target), from = is_used_in_place(source) ? bytes_of(source) : snapshot(source)] {
     at::AutoDispatchBelowAutograd below;
     to.copy_(from);
   };
@@ -557,8 +567,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   const c10::DeviceGuard guard(self.device());
   Uses uses;
   note_use(uses, self, /*writes=*/false);
-  current_queue().submit([] {}, "item", uses);
-  wait_for_queue();
+  wait_to_use("item", uses);
   return bytes_of(self).item();
 }
 
