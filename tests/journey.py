@@ -197,7 +197,7 @@ def journeys(policy: str) -> list[Operation]:
         operations += _train(WIDE, False, STEPS)
     if policy == "planned":
         _, demand = _with_room(NARROW, policy)
-        with _slow_disk(), torch_lms.session(demand // 2, MIN_SIZE, policy=policy, device="cpu"):
+        with _slow_disk(), moves_in_python(), torch_lms.session(demand // 2, MIN_SIZE, policy=policy, device="cpu"):
             operations += [found for found in _train(NARROW, False, STEPS) if found.event == "recomputed"]
     return operations
 
