@@ -23,3 +23,9 @@ def _session_ends() -> Iterator[None]:
         api._running.validate()
         torch_lms.disable()
         pytest.fail("the test left LMS on")
+
+
+@pytest.fixture(params=["native", "python"])
+def _each_interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs by each."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)

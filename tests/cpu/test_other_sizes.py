@@ -12,11 +12,6 @@ from torch_lms.engine import engine
 from torch_lms.runtime import api
 
 
-@pytest.fixture(params=["native", "python"])
-def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
-
-
 def texts(steps: int) -> list[torch.Tensor]:
     """The results of a training on texts of other lengths each time."""
     torch.manual_seed(0)
@@ -83,7 +78,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-@pytest.mark.usefixtures("_interposer")
+@pytest.mark.usefixtures("_each_interposer")
 @pytest.mark.parametrize("share", [0.6, 0.8])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_most_steps_follow_a_plan(name: str, share: float) -> None:
@@ -101,7 +96,7 @@ def test_so_they_do_where_all_fits_but_the_fast_path_would_close(name: str, monk
     assert stats.planned_steps >= 0.7 * stats.steps
 
 
-@pytest.mark.usefixtures("_interposer")
+@pytest.mark.usefixtures("_each_interposer")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_they_need_none_where_an_eighth_is_left(name: str) -> None:
     """All operations pass, though nobody asks what they create."""
@@ -110,7 +105,7 @@ def test_they_need_none_where_an_eighth_is_left(name: str) -> None:
     assert (stats.planned_steps, stats.planning_s) == (0, 0)
 
 
-@pytest.mark.usefixtures("_interposer")
+@pytest.mark.usefixtures("_each_interposer")
 def test_there_is_room_for_the_largest_page_that_was_created() -> None:
     """Where that is a quarter of the limit, the fast path closes at three quarters of it."""
 
@@ -128,7 +123,7 @@ def test_there_is_room_for_the_largest_page_that_was_created() -> None:
     run(program, 21 / 20)
 
 
-@pytest.mark.usefixtures("_interposer")
+@pytest.mark.usefixtures("_each_interposer")
 def test_what_creates_more_than_is_left_is_asked() -> None:
     """Although nothing that large was created before, and the fast path is open."""
 

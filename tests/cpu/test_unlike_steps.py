@@ -16,11 +16,6 @@ STEPS = 30
 Results = list[torch.Tensor]
 
 
-@pytest.fixture(params=["native", "python"])
-def _interposer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_LMS_INTERPOSER", request.param)
-
-
 class Blocks(nn.Module):
     """Residual blocks, of which some are left out."""
 
@@ -126,7 +121,7 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return shares
 
 
-@pytest.mark.usefixtures("_interposer")
+@pytest.mark.usefixtures("_each_interposer")
 @pytest.mark.parametrize("share", [0.5, 0.8])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_most_operations_follow_a_plan(name: str, share: float, followed: list[float]) -> None:
