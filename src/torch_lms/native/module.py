@@ -7,6 +7,9 @@ import torch
 
 PageId = int
 
+Columns = tuple[list[bool], list[float], list[float], list[int], list[PageId]]
+"""Of copies that ended: whether up, when they began and ended, bytes, pages."""
+
 
 class RecordedCall(Protocol):
     """A call of an operator that was recorded."""
@@ -77,8 +80,8 @@ class Spilling(Protocol):
     def made(self) -> int:
         """How many copies were made since ``take_copied``."""
 
-    def take_copied(self) -> tuple[list[bool], list[float], list[float], list[int], list[PageId]]:
-        """Those: whether up, when they began and ended (``time.perf_counter``), bytes, pages."""
+    def take_copied(self) -> Columns:
+        """Those, by ``time.perf_counter``."""
 
     def effort(self) -> tuple[float, float]:
         """Seconds of a processor that copies beside the program took so far, and how long they lasted."""
@@ -196,12 +199,13 @@ class Laning(Protocol):
         """Pages whose copies have ended, though nobody waited for that."""
 
     def made(self) -> int:
-        """How much ``take_asked`` would tell."""
+        """How many copies, and waits for them, were asked for that ``take_copied`` has not told of."""
 
-    def take_asked(self) -> list[tuple[int, Moment, Moment, int, PageId]]:
-        """What was asked of streams since: 0, a copy down, 1, one up, or 2, a wait of the program's; from when to when;
-        bytes, page.
-        """
+    def take_copied(self, near: Moment, near_s: float) -> Columns:
+        """Copies that have ended since, by a clock that was at ``near_s`` at the moment ``near``."""
+
+    def take_stalled_s(self) -> float:
+        """Seconds for which the program's streams waited, as far as ``take_copied`` saw, since this was last asked."""
 
     def close(self) -> None:
         """All copies have ended: from now on nothing is known of any page."""

@@ -30,13 +30,16 @@ class StreamClock(Clock):
 
     Args:
         device: the device.
+
+    Attributes:
+        near: a mark that is reached, and when that was.
     """
 
     def __init__(self, device: StreamDevice) -> None:
         self._device = device
-        self._near = self.mark()
-        device.synchronize(self._near)
-        self._near_s = time.perf_counter()
+        mark = self.mark()
+        device.synchronize(mark)
+        self.near = mark, time.perf_counter()
 
     def mark(self) -> StreamEvent:
         return self._device.record(self._device.current_stream())
@@ -44,7 +47,8 @@ class StreamClock(Clock):
     def when(self, mark: StreamEvent) -> float:
         if not self._device.reached(mark):
             self._device.synchronize(mark)
-        later_s = self._device.seconds_between(self._near, mark)
-        if later_s > _NEAR_S:
-            self._near, self._near_s, later_s = mark, self._near_s + later_s, 0.0
-        return self._near_s + later_s
+        near, near_s = self.near
+        found_s = near_s + self._device.seconds_between(near, mark)
+        if found_s > near_s + _NEAR_S:
+            self.near = mark, found_s
+        return found_s

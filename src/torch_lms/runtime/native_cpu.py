@@ -13,7 +13,7 @@ from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.executor import fill_storage
 from torch_lms.stores.copies import not_read, not_written
 from torch_lms.stores.disk import DiskStore
-from torch_lms.timeline import Copies, Lane
+from torch_lms.timeline import Copies
 
 _THREADS = 2
 """In each direction, as the store has them."""
@@ -91,10 +91,7 @@ class NativeCpuExecutor(CpuExecutor):
 
     def ended(self) -> Copies:
         self.stall_s += self.spill.take_stalled_s()
-        are_up, starts_s, ends_s, nbytes, pages = self.spill.take_copied()
-        lanes = [Lane.H2D if is_up else Lane.D2H for is_up in are_up]
-        names = ["fetch" if is_up else "evict" for is_up in are_up]
-        return Copies(lanes, names, starts_s, ends_s, nbytes, pages).beside(super().ended())
+        return Copies.moved(*self.spill.take_copied()).beside(super().ended())
 
     def close(self) -> None:
         self.spill.close()

@@ -16,13 +16,10 @@ from torch_lms.runtime.streams import StreamExecutor
 from torch_lms.stores.base import Slot
 from torch_lms.stores.disk import DiskStore
 from torch_lms.stores.host import HostStore
-from torch_lms.timeline import Lane
+from torch_lms.timeline import Copies
 
 _GRANTED_BYTES = 16 << 20
 """Of host memory, at a time. It is the interposer's until the session ends, or somebody else needs it."""
-
-_LANES = (Lane.D2H, Lane.H2D, Lane.COMPUTE)
-"""By the numbers that ``native/csrc/lanes.h`` gives them."""
 
 
 class NativeAcceleratorDevice(AcceleratorDevice):
@@ -142,10 +139,10 @@ class NativeStreamExecutor(StreamExecutor):
     def made(self) -> int:
         return super().made + self.lanes.made()
 
-    def _time_copies(self) -> None:
-        for kind, began, ended, nbytes, page in self.lanes.take_asked():
-            self._untimed.append((_LANES[kind], began, ended, nbytes, page))
-        super()._time_copies()
+    def ended(self) -> Copies:
+        copied = Copies.moved(*self.lanes.take_copied(*self._clock.near))
+        self.stall_s += self.lanes.take_stalled_s()
+        return copied.beside(super().ended())
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

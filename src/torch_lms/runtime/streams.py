@@ -101,7 +101,8 @@ class StreamExecutor(Executor):
     """
 
     def __init__(self, device: StreamDevice, host: HostStore, disk: DiskStore, staging_bytes: int = 32 << 20) -> None:
-        super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity}, StreamClock(device))
+        self._clock = StreamClock(device)
+        super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity}, self._clock)
         self._device, self._host, self._disk = device, host, disk
         self._staging_bytes = staging_bytes
         self._out, self._in = device.new_stream(), device.new_stream()
@@ -322,18 +323,7 @@ class StreamExecutor(Executor):
         return len(self._untimed)
 
     def ended(self) -> Copies:
-        self._time_copies()
-        return super().ended()
-
-    def _has_landed(self, copy: _Copy) -> bool:
-        if copy.is_up:
-            return copy.failure is not None or copy.read is None or self._device.reached(copy.read)
-        return all(write.done() for write in copy.writes) and (copy.done is None or self._device.reached(copy.done))
-
-    def _time_copies(self) -> None:
-        """Take note of those that are over, and of the waits for them; in each lane they end in the order in which they
-        began.
-        """
+        """Those that are over. In each lane they end in the order in which they began."""
         for _ in range(len(self._untimed)):
             lane, began, ended, nbytes, page = untimed = self._untimed.popleft()
             if not self._device.reached(ended):
@@ -344,6 +334,12 @@ class StreamExecutor(Executor):
                 self.stall_s += max(0.0, end_s - start_s)
                 continue
             self._spans.append(Span(lane, "evict" if lane is Lane.D2H else "fetch", start_s, end_s, nbytes, page))
+        return super().ended()
+
+    def _has_landed(self, copy: _Copy) -> bool:
+        if copy.is_up:
+            return copy.failure is not None or copy.read is None or self._device.reached(copy.read)
+        return all(write.done() for write in copy.writes) and (copy.done is None or self._device.reached(copy.done))
 
     def _await(self, stream: Stream, copied: StreamEvent) -> None:
         """``stream`` waits for a copy. If that is the program's, the time counts that it stands still."""

@@ -23,6 +23,15 @@ class Copies(NamedTuple):
         columns = [list(column) for column in zip(*spans, strict=True)]
         return cls(*columns) if columns else cls([], [], [], [], [], [])
 
+    @classmethod
+    def moved(
+        cls, are_up: list[bool], starts_s: list[float], ends_s: list[float], nbytes: list[int], pages: list[int]
+    ) -> "Copies":
+        """Those of pages, which went up or down."""
+        lanes = [Lane.H2D if is_up else Lane.D2H for is_up in are_up]
+        names = ["fetch" if is_up else "evict" for is_up in are_up]
+        return cls(lanes, names, starts_s, ends_s, nbytes, pages)
+
     def beside(self, others: "Copies") -> "Copies":
         """These and ``others``, in the order in which they ended."""
         columns = [ours + theirs for ours, theirs in zip(self._columns(), others._columns(), strict=True)]

@@ -107,7 +107,10 @@ struct Unseen {
 
 // All bytes of a storage.
 inline at::Tensor bytes_of(const c10::Storage& storage) {
-  return at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte)).set_(storage);
+  const c10::DispatchKeySet keys(c10::computeDispatchKey(at::kByte, at::kStrided, storage.device()));
+  at::Tensor bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys, caffe2::TypeMeta::Make<uint8_t>());
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
+  return bytes;
 }
 
 // Any thread may call any method, but for `discard_later` with neither the GIL nor another lock: the device may need the GIL.
@@ -447,9 +450,37 @@ class Lanes {
     return asked_.size();
   }
 
-  std::vector<Asked> take_asked() {
+  // Copies that have ended, by a clock that was at `near_s` at the moment `near`. Those in one direction end in their order.
+  std::vector<Copied> take_copied(const Moment& near, double near_s) {
     const auto turn = my_turn();
-    return std::exchange(asked_, {});
+    std::vector<Copied> copied;
+    std::vector<Asked> pending;
+    double stalled_s = 0;
+    std::array<bool, 3> are_behind = {};
+    for (const Asked& asked : asked_) {
+      bool& is_behind = are_behind[static_cast<size_t>(asked.kind)];
+      is_behind = is_behind || !asked.ended->is_past();
+      if (is_behind) {
+        pending.push_back(asked);
+        continue;
+      }
+      const double lasted_s = asked.ended->seconds_since(*asked.began);
+      if (asked.kind == Asked::Kind::stall) {
+        stalled_s += std::max(0.0, lasted_s);
+        continue;
+      }
+      const double began_s = near_s + asked.began->seconds_since(near);
+      copied.push_back({asked.kind == Asked::Kind::up, began_s, began_s + lasted_s, asked.nbytes, asked.page});
+    }
+    asked_ = std::move(pending);
+    stalled_s_ += stalled_s;
+    return copied;
+  }
+
+  // Seconds for which the program's streams waited for copies, since this was last asked; as far as `take_copied` saw.
+  double take_stalled_s() {
+    const auto turn = my_turn();
+    return std::exchange(stalled_s_, 0);
   }
 
   Mark record(StreamId id) const {
@@ -750,6 +781,7 @@ class Lanes {
   std::vector<PageId> under_way_;
   std::deque<Retired> retired_;
   std::vector<Asked> asked_;
+  double stalled_s_ = 0;
   size_t waits_ = 0;
   std::vector<Held> let_go_;
 };

@@ -768,9 +768,9 @@ std::shared_ptr<Program> take_program(PageId id) {
 }
 
 // A list of each attribute: objects for each copy would keep the garbage collector busy.
-auto take_copied(Spill& spill) {
+auto as_columns(const std::vector<Copied>& copies) {
   std::tuple<std::vector<bool>, std::vector<double>, std::vector<double>, std::vector<int64_t>, std::vector<PageId>> told;
-  for (const Copied& copied : spill.take_copied()) {
+  for (const Copied& copied : copies) {
     std::get<0>(told).push_back(copied.is_up);
     std::get<1>(told).push_back(copied.began_s);
     std::get<2>(told).push_back(copied.ended_s);
@@ -786,14 +786,6 @@ auto asking(Lanes& lanes, Do what) {
   HANDLE_TH_ERRORS
   return waiting(lanes, what);
   END_HANDLE_TH_ERRORS_PYBIND
-}
-
-std::vector<std::tuple<int, Mark, Mark, int64_t, PageId>> take_asked(Lanes& lanes) {
-  std::vector<std::tuple<int, Mark, Mark, int64_t, PageId>> told;
-  for (const Asked& asked : waiting(lanes, [&] { return lanes.take_asked(); })) {
-    told.emplace_back(static_cast<int>(asked.kind), asked.began, asked.ended, asked.nbytes, asked.page);
-  }
-  return told;
 }
 
 void hinder(std::optional<Tampering::Hindrance> hindrance) {
@@ -853,7 +845,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("place", &Spill::place)
       .def("landed", &Spill::landed)
       .def("made", &Spill::made)
-      .def("take_copied", &take_copied)
+      .def("take_copied", [](Spill& spill) { return as_columns(spill.take_copied()); })
       .def("take_stalled_s", &Spill::take_stalled_s)
       .def("effort", &Spill::effort)
       .def("close", [](Spill& spill) { waiting(spill, [&] { spill.close(); }); })
@@ -924,7 +916,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("forget", [](Lanes& lanes, PageId page) { asking(lanes, [&] { lanes.forget(page); }); })
       .def("landed", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.landed(); }); })
       .def("made", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.made(); }); })
-      .def("take_asked", &take_asked)
+      .def("take_copied", [](Lanes& lanes, const Moment& near, double near_s) {
+        return as_columns(asking(lanes, [&] { return lanes.take_copied(near, near_s); }));
+      })
+      .def("take_stalled_s", [](Lanes& lanes) { return asking(lanes, [&] { return lanes.take_stalled_s(); }); })
       .def("close", [](Lanes& lanes) { asking(lanes, [&] { lanes.close(); }); })
       .def("abandon", [](std::shared_ptr<Lanes> lanes) {  // of its events none is destroyed
         new std::shared_ptr<Lanes>(std::move(lanes));
