@@ -310,8 +310,8 @@ class Allocator final : public c10::DeviceAllocator {
   void release_cached(c10::DeviceIndex index) {
     auto& device = devices_.at(index);
     collect(device, /*waits=*/true);
+    synchronize(index);
     for (auto& [stream, cached] : device.cached) {
-      queue_of(index, stream).finish();
       for (const auto& [nbytes, block] : cached) {
         device.figures.reserved -= nbytes;
         const size_t length = rounded(nbytes, kGrain);
