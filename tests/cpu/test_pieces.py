@@ -141,6 +141,11 @@ CALLS: dict[str, list[Made]] = {
         lambda: (rand(97, 53, dtype=BF16), -1, False),
         lambda: (rand(53, 97).t(), 1, False),
     ],
+    "_safe_softmax": [
+        lambda: (rand(97, 53), 1),
+        lambda: (rand(2, 7, 19, 13).masked_fill(torch.arange(13) % 3 == 0, -torch.inf), -1),
+        lambda: (rand(97, 53).masked_fill(torch.arange(97)[:, None] % 5 == 0, -torch.inf), 1),
+    ],
     "_log_softmax": [lambda: (rand(97, 53), 1, False), lambda: (rand(2, 7, 19, 13), 1, False)],
     "_softmax_backward_data": [lambda: (rand(97, 53), rand(97, 53), 1, torch.float32)],
     "_log_softmax_backward_data": [

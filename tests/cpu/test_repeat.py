@@ -141,6 +141,28 @@ def test_integers_times_a_number_under_the_settings_of_the_first_time(pages: typ
     assert content(storages[made.page]) == content(untyped_storage(halves))
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+@IN_BOTH_LANGUAGES
+def test_the_smallest_numbers_under_the_settings_of_the_first_time(pages: type[Pages], flushes: bool) -> None:
+    """They count as 0 or not, which each thread may change at any time."""
+    its, small, func = pages(), torch.full((1000,), 1e-39), torch.ops.aten.mul.Tensor
+    entry = its.find(untyped_storage(small))
+    try:
+        torch.set_flush_denormal(flushes)
+        call = its.record(func, describe(func), (small, 0.5), {})
+        halves = small * 0.5
+        made = its.find(untyped_storage(halves))
+        call.made(halves, its.find)
+        torch.set_flush_denormal(not flushes)
+        storages = {entry.page: untyped_storage(small).clone()}
+        its.repeat(call, storages)
+        assert (small * 0.5).any() == flushes
+    finally:
+        torch.set_flush_denormal(False)
+    assert halves.any() == (not flushes)
+    assert content(storages[made.page]) == content(untyped_storage(halves))
+
+
 @pytest.mark.skipif(not IS_NATIVE, reason="no native interposer")
 @pytest.mark.parametrize("place", range(len(_SETTINGS)))
 def test_a_setting_is_the_same_in_both_languages(place: int) -> None:

@@ -1,5 +1,6 @@
 """Calls of operators, recorded so that they can be repeated with the same bits (N16)."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,11 @@ def _deterministic_algorithms() -> tuple[bool, bool]:
     return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
 
 
+def _flushes_denormals() -> bool:
+    """On the calling thread: only its arithmetic tells."""
+    return sys.float_info.min / 2 == 0
+
+
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
@@ -63,6 +69,7 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
     (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
     (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    (_flushes_denormals, torch.set_flush_denormal),
     _precision("generic", "all"),
     _precision("mkldnn", "all"),
     _precision("mkldnn", "matmul"),

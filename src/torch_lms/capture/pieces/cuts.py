@@ -421,6 +421,7 @@ _ATTENTION = ("query", "key", "value")
 
 OPERATORS: dict[str, Cuts] = {
     "_softmax": _beside(("self",)),
+    "_safe_softmax": _beside(("self",)),
     "_log_softmax": _beside(("self",)),
     "_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),
     "_log_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),

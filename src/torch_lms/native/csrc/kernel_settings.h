@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -58,6 +59,12 @@ inline constexpr std::array kernel_settings = {
     KernelSetting{
         [] { return int64_t{at::globalContext().deterministicCuDNN()}; },
         [](int64_t value) { at::globalContext().setDeterministicCuDNN(value); }},
+    KernelSetting{
+        [] {  // of the calling thread: only its arithmetic tells
+          const volatile double least = std::numeric_limits<double>::min();
+          return int64_t{least / 2 == 0};
+        },
+        [](int64_t value) { at::globalContext().setFlushDenormal(value); }},
     precision<at::Float32Backend::GENERIC, at::Float32Op::ALL>(),
     precision<at::Float32Backend::MKLDNN, at::Float32Op::ALL>(),
     precision<at::Float32Backend::MKLDNN, at::Float32Op::MATMUL>(),
