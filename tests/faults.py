@@ -119,7 +119,7 @@ def disk_full(directory: Path) -> Row:
             with others.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize)
             session_now().set_limit(0)
-            sees = told(StoreFullError, run.step, 1, words="Nothing is lost.*file system has .* free")
+            sees = told(StoreFullError, run.step, 1, words="Nothing is lost.*spill_dir with more free space")
             check_books()
             others.unlink()
             torch_lms.step()

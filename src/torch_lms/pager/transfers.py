@@ -36,7 +36,7 @@ class Transfers:
 
     Args:
         book: of the pages.
-        tiers: the lower tiers, nearest first, and the most bytes of each.
+        tiers: the lower tiers, nearest first, and the most bytes of each, which may change.
 
     Attributes:
         counters: what was done.
@@ -45,7 +45,7 @@ class Transfers:
     """
 
     def __init__(self, book: Book, tiers: Mapping[Tier, int]) -> None:
-        self.tiers = dict(tiers)
+        self.tiers = tiers
         self.counters = Counters()
         self.recipes = Recipes()
         self.refused: dict[tuple[PageId, Tier | None], str] = {}

@@ -48,7 +48,7 @@ class CpuExecutor(Executor):
     repeat_s = REPEAT_S
 
     def __init__(self, disk: DiskStore) -> None:
-        super().__init__({Tier.DISK: disk.capacity}, Clock())
+        super().__init__({Tier.DISK: disk}, Clock())
         self._disk = disk
         self._copies: dict[PageId, _Copy] = {}
         self._under_way: dict[PageId, _Copy] = {}

@@ -4,13 +4,14 @@ import ctypes
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock, Mark
+from torch_lms.stores.base import Store
 from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.timeline import Copies, Span
 
@@ -22,6 +23,22 @@ _view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
 _view_memory.restype = ctypes.py_object
 _view_memory.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _WRITABLE = 0x200
+
+
+class _Capacities(Mapping[Tier, int]):
+    """The most bytes of each of ``stores``, as they are when somebody asks."""
+
+    def __init__(self, stores: Mapping[Tier, Store]) -> None:
+        self._stores = stores
+
+    def __getitem__(self, tier: Tier) -> int:
+        return self._stores[tier].capacity
+
+    def __iter__(self) -> Iterator[Tier]:
+        return iter(self._stores)
+
+    def __len__(self) -> int:
+        return len(self._stores)
 
 
 class Executor(ABC):
@@ -41,8 +58,8 @@ class Executor(ABC):
     has_streams = True
     repeat_s = 0.0
 
-    def __init__(self, tiers: dict[Tier, int], clock: Clock) -> None:
-        self.tiers, self.clock = tiers, clock
+    def __init__(self, stores: Mapping[Tier, Store], clock: Clock) -> None:
+        self.tiers, self.clock = _Capacities(stores), clock
         self.stall_s = 0.0
         self._spans: list[Span] = []
 

@@ -87,12 +87,18 @@ def check(
         limit=_limit(limit, kind),
         min_size=max(1, parse_bytes(min_size, name="min_size")),
         host_limit=_host_limit(host_limit),
-        spill_dir=default_spill_dir() if spill_dir is None else Path(spill_dir),
+        spill_dir=default_spill_dir() if spill_dir is None else _directory(spill_dir),
         policy=policy,
         recompute=recompute,
         exact=exact,
         make_plan=plan_maker(policy, tune),
     )
+
+
+def _directory(spill_dir: str | os.PathLike[str]) -> Path:
+    if not isinstance(spill_dir, str | os.PathLike) or not os.fspath(spill_dir):
+        raise UsageError(f"spill_dir must be a directory; got {spill_dir!r}")
+    return Path(spill_dir)
 
 
 def _kind(device: str | torch.device) -> str:
@@ -101,7 +107,7 @@ def _kind(device: str | torch.device) -> str:
         return "cpu" if found is None else found.type
     try:
         kind = torch.device(device).type
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UsageError(f'device must be "auto", "cpu" or an accelerator such as "cuda"; got {device!r}') from error
     available = {"cpu"} | {a.type for a in [torch.accelerator.current_accelerator(check_available=True)] if a}
     if kind not in available:

@@ -102,7 +102,7 @@ class StreamExecutor(Executor):
 
     def __init__(self, device: StreamDevice, host: HostStore, disk: DiskStore, staging_bytes: int = 32 << 20) -> None:
         self._clock = StreamClock(device)
-        super().__init__({Tier.HOST: host.capacity, Tier.DISK: disk.capacity}, self._clock)
+        super().__init__({Tier.HOST: host, Tier.DISK: disk}, self._clock)
         self._device, self._host, self._disk = device, host, disk
         self._staging_bytes = staging_bytes
         self._out, self._in = device.new_stream(), device.new_stream()

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch_lms.stores.spill_file import ALIGNMENT, FULL_ERRNOS, SpillFile
 from torch_lms.units import format_bytes
 
 _SLAB_BYTES = 64 << 20
+_MEASURED_EVERY_S = 0.001
+"""How often it is asked how much is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +44,7 @@ class DiskStore(Store):
 
     Args:
         directory: where the file lies.
-        capacity: most bytes of the file; None: what is free there now, less a margin for everybody else.
+        capacity: most bytes of the file; None: what is free there, less a margin for everybody else.
         threads: chunks being copied at once in each direction: what is needed now must not stand behind what is written
             in good time. Two keep a disk of 2 GB/s busy; each costs a stack and a buffer, which a limit of the
             operating system may count.
@@ -60,7 +63,9 @@ class DiskStore(Store):
         self.file = SpillFile(self.directory, direct)
         remove_leftovers(self.directory)
         self.direct = self.file.direct
-        self._capacity = _default_capacity(self.file.free_bytes()) if capacity is None else capacity
+        self._is_measured = capacity is None
+        self._measured_at = 0.0
+        self._capacity = capacity or 0
         self._lock = threading.Lock()
         self._closed = False
         self._extents = Extents(ALIGNMENT)
@@ -78,6 +83,9 @@ class DiskStore(Store):
 
     @property
     def capacity(self) -> int:
+        if self._is_measured and time.monotonic() >= self._measured_at + _MEASURED_EVERY_S:
+            self._measured_at = time.monotonic()
+            self._capacity = self.file.size + _default_capacity(self.file.free_bytes())
         return self._capacity
 
     @property
@@ -98,7 +106,7 @@ class DiskStore(Store):
                 self._grow(nbytes)
                 offset = self._extents.take(nbytes)
             if offset is None:
-                used, capacity = format_bytes(self._extents.used_bytes), format_bytes(self._capacity)
+                used, capacity = format_bytes(self._extents.used_bytes), format_bytes(self.capacity)
                 hole = format_bytes(self._extents.largest_free)
                 raise self.file.full(nbytes, f"it holds {used} of its capacity of {capacity} (largest hole {hole})")
             slot = Slot(offset, self._extents.rounded(nbytes), nbytes)
@@ -180,7 +188,7 @@ class DiskStore(Store):
     def _grow(self, nbytes: int) -> None:
         """Make the file longer: by a slab, or where that is too much by ``nbytes``, or not at all."""
         needed = self._extents.rounded(nbytes)
-        room = self._capacity // ALIGNMENT * ALIGNMENT - self.file.size
+        room = self.capacity // ALIGNMENT * ALIGNMENT - self.file.size
         for wanted in (max(needed, _SLAB_BYTES), needed):
             # no more than the capacity leaves: with a hole at the file's end, that may be enough
             length = min(wanted, room)

@@ -70,7 +70,8 @@ def open_spill_file(directory: Path) -> int:
         return _open_nameless(directory)
     except OSError as error:
         if error.errno in _REFUSALS:
-            refusal = _REFUSALS[error.errno]
+            is_there = error.errno == errno.ENOENT and directory.is_dir()  # as /proc
+            refusal = "takes no files" if is_there else _REFUSALS[error.errno]
             raise UsageError(f"spill directory {directory} {refusal}, or {ANOTHER_DIRECTORY}") from error
         raise StoreError(f"cannot open a spill file in {directory}: {error.strerror}") from error
 

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import secrets
 from pathlib import Path
 
@@ -97,9 +98,14 @@ class SpillFile:
 
     def full(self, nbytes: int, used: str) -> StoreFullError:
         """The error for ``nbytes`` that found no room; ``used`` says how the file stands."""
+        most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if most != resource.RLIM_INFINITY and self.size + nbytes > most:
+            why = f"a file may have {format_bytes(most)} here (RLIMIT_FSIZE); raise that with ulimit -f"
+        else:
+            free = format_bytes(self.free_bytes())
+            why = f"its file system has {free} free; free some space there, or {ANOTHER_DIRECTORY}"
         return StoreFullError(
-            f"no room for {format_bytes(nbytes)} in the spill file in {self.directory}: {used}, and its file system "
-            f"has {format_bytes(self.free_bytes())} free; free some space there, or {ANOTHER_DIRECTORY}"
+            f"no room for {format_bytes(nbytes)} in the spill file in {self.directory}: {used}, and {why}"
         )
 
     def close(self) -> None:
