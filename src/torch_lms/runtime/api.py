@@ -110,6 +110,7 @@ class Lms:
         """A step ends here (otherwise boundaries are found: see N14)."""
         self._session.step()
         self._step_times.ended()
+        self._steps.step_ended()
 
     def reclaim(self) -> None:
         """Evict whatever is not in use."""

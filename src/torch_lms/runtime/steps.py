@@ -26,7 +26,8 @@ _APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 class StepHooks:
     """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded, if
     the module has parameters and pages took part. Optimizers that step in a backward pass, one for each parameter, make
-    one step together: that ends with the pass.
+    one step together: that ends with the pass. So do modules of which several are called in turns, as layers that no
+    other module holds together: that ends where one of them is called again.
 
     Args:
         step: called at each boundary.
@@ -51,6 +52,8 @@ class StepHooks:
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ends_with = _NO_PASS  # that a step ends with
+        self._called: set[int] = set()  # modules, in this step, which did not end with them
+        self._called_before: set[int] | None = None  # the same, in the last step in which any was
 
     def install(self) -> None:
         """Register the hooks."""
@@ -72,6 +75,11 @@ class StepHooks:
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
         Optimizer.load_state_dict = self._load  # type: ignore[method-assign]
         self._keras.uninstall()
+
+    def step_ended(self) -> None:
+        """A step ended, whoever has said so."""
+        if self._called:
+            self._called_before, self._called = self._called, set()
 
     def settle(self) -> None:
         """Let go of what a failed step of an optimizer holds."""
@@ -115,15 +123,24 @@ class StepHooks:
             if module not in self._known:
                 self._known.add(module)
                 self._adopt(list(module.parameters()))
+            if id(module) in self._called and not torch.is_grad_enabled() and not _is_in_autograd():
+                self._step()
             inside.now, before = True, self._uses()
             try:
                 return call(module, *args, **kwargs)
             finally:
                 inside.now = False
                 if not torch.is_grad_enabled() and self._is_step(module, before):
-                    self._step()
+                    self._was_called(module)
 
         return watched
+
+    def _was_called(self, module: torch.nn.Module) -> None:
+        """The step ends with the call of ``module``, if the last did, and no other module was called in this one."""
+        is_alone = not self._called and self._called_before in (None, {id(module)})
+        self._called.add(id(module))
+        if is_alone:
+            self._step()
 
     def _is_step(self, module: torch.nn.Module, uses: int) -> bool:
         """Whether a call of ``module``, for which nothing was recorded, was a step. ``uses``: of pages before."""
