@@ -21,6 +21,7 @@ from torch import nn
 import torch_lms
 from tests.injection import copies_in_python, nobody_hears_of_copies, step_of_many_pages
 from tests.ways import IS_NATIVE
+from torch_lms.capture.mode import LmsMode
 from torch_lms.engine import Engine
 from torch_lms.errors import StoreFullError
 from torch_lms.native import build, load
@@ -533,6 +534,30 @@ def test_ten_thousand_steps_leave_nothing_behind() -> None:
     assert resident[-1] - resident[0] < (4 << 20) >> 12
     assert len(set(descriptors)) == 1
     assert len(set(pages)) == 1
+
+
+@needs_native
+def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a step was recorded, that is from half of the limit on."""
+    asked, run_in_python = [], LmsMode.run
+
+    def listed(mode: LmsMode, func: Any, *given: Any) -> Any:
+        asked.append(str(func))
+        return run_in_python(mode, func, *given)
+
+    monkeypatch.setattr(LmsMode, "run", listed)
+    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+        kept = [torch.ones(1000) for _ in range(200)]
+        asked.clear()
+        for _ in range(3):
+            assert (kept[0] + kept[1]).shape == (1000,)
+        kept.append(kept[2] + kept[3])
+        assert asked == ["aten.add.Tensor"]
+        kept.append(torch.cat(kept[:75]))
+        assert asked == ["aten.add.Tensor", "aten.cat.default"]
+        stats = lms.stats()
+    assert stats.evicted_bytes >= 100_000
+    assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])

@@ -301,6 +301,26 @@ def test_pinned_tensors_stay(lms: api.Lms) -> None:
     assert torch._C.StorageBase.nbytes(model.weight.untyped_storage()) == 0
 
 
+@pytest.mark.usefixtures("_each_interposer")
+def test_storages_freed_by_hand_are_empty_though_they_were_away() -> None:
+    """As FSDP does it: what is empty is allocated anew, and filled."""
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu") as lms:
+        tensors = [torch.full((1000,), float(number)) for number in range(3)]
+        lms.reclaim()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            assert storage.size() == 4000
+            storage.resize_(0)
+            assert storage.size() == 0
+        lms.validate()
+        assert lms.stats().disk_bytes == lms.stats().resident_bytes == 0
+        for tensor in tensors:
+            tensor.untyped_storage().resize_(4000)
+            tensor.fill_(7)
+        lms.reclaim()
+        assert [float(tensor.sum()) for tensor in tensors] == [7000] * 3
+
+
 def test_sparse_tensors_bring_their_parts(lms: api.Lms) -> None:
     values = evicted(2048)
     indices = torch.arange(2048).repeat(2, 1)

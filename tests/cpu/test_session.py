@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torch_lms
 from torch_lms.errors import SessionError, StoreFullError, UsageError
 from torch_lms.runtime import api
+from torch_lms.stores.spill_file import SpillFile
 
 _nbytes = torch._C.StorageBase.nbytes
 
@@ -51,6 +53,10 @@ def run_script(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ({"host_limit": "much"}, "host_limit must be bytes"),
         ({"spill_dir": "/no/such/directory"}, "/no/such/directory"),
         ({"spill_dir": __file__}, "not a directory"),
+        ({"spill_dir": "/proc"}, "takes no files, or give another"),
+        ({"spill_dir": ""}, "spill_dir must be a directory; got ''"),
+        ({"spill_dir": 5}, "spill_dir must be a directory; got 5"),
+        ({"device": None}, "device must be .*got None"),
         ({"policy": "clever"}, "policy must be one of"),
         ({"recompute": "yes"}, "recompute must be True or False"),
         ({"device": "abacus"}, "device must be"),
@@ -191,6 +197,23 @@ def test_enabled_until_the_interpreter_ends() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "200000.0\n", "")
 
 
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_was_full_at_first_takes_pages_once_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [0]
+    monkeypatch.setattr(SpillFile, "free_bytes", lambda _: free[0])
+    with torch_lms.session(limit="16kB", min_size="1kB", device="cpu") as lms:
+        kept = [torch.full((1000,), float(number)) for number in range(4)]
+        with pytest.raises(StoreFullError, match="Nothing is lost"):
+            kept.append(kept[0] + kept[1])
+        free[0] = 1 << 30
+        time.sleep(0.01)
+        kept.append(kept[0] + kept[1])
+        assert lms.stats().disk_bytes == 4000
+    assert [float(tensor[0]) for tensor in kept] == [0, 1, 2, 3, 1]
+
+
 # -- the limit ---------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +258,24 @@ def test_steps_are_found_in_training_and_inference() -> None:
         assert lms.stats().steps == 4
         lms.step()
         assert lms.stats().steps == 5
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_layers_that_no_module_holds_together_make_one_step_of_each_pass(tells: bool) -> None:
+    """But for the first, which might have been a whole model."""
+    layers, model = [nn.Linear(8, 8) for _ in range(4)], nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with torch_lms.session(min_size=1) as lms, torch.no_grad():
+        for _ in range(5):
+            x = torch.ones(1, 8)
+            for layer in layers:
+                x = layer(x)
+            if tells:
+                lms.step()
+        before = lms.stats().steps
+        assert before == (6 if tells else 5)
+        for _ in range(5):
+            model(x)
+        assert 4 <= lms.stats().steps - before <= 5
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
@@ -548,7 +589,7 @@ def test_an_operation_that_runs_out_of_memory_runs_again(monkeypatch: pytest.Mon
     """Memory that is not ours to count fails an allocation; everything else leaves, and the numbers are the same."""
     torch.manual_seed(0)
     expected = torch.rand(1000)
-    with torch_lms.session(limit="8kB", min_size=1) as lms:
+    with torch_lms.session(limit="6kB", min_size=1) as lms:
         kept = torch.ones(1000)
         torch.rand(1000)  # its size is known from now on, without another call
         torch.manual_seed(0)

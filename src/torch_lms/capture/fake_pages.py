@@ -84,7 +84,7 @@ class FakePages:
     def may_leave(self, _entry: Entry) -> bool:
         return True
 
-    def resized(self, entry: Entry) -> None:
+    def resized(self, entry: Entry, is_freed: bool = False) -> None:
         self._registry.drop(entry)
         self._died(entry)
 

@@ -182,11 +182,9 @@ class LmsMode(TorchDispatchMode):
         """Whether an operation may run at once: on the fast path, or without pages, used or made."""
         if not self._fast_path.is_open:
             return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
-        if not pages:
-            return True
-        if self._is_new_search(func, info, args, kwargs) or self._needs_room(func, info, pages, args, kwargs):
+        if self._needs_room(func, info, pages, args, kwargs):
             return False
-        return self._fast_path.enter(pages)
+        return not pages or (not self._is_new_search(func, info, args, kwargs) and self._fast_path.enter(pages))
 
     def _needs_room(
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -194,7 +192,7 @@ class LmsMode(TorchDispatchMode):
         """Whether an operation needs more than the limit by itself, or creates more than is left of it."""
         nbytes = sum(map(_nbytes_of, pages))
         most = self._owner.room_for_one_op(pages)
-        if nbytes * LARGE < most:
+        if nbytes * LARGE < most and not self._owner.is_at_brim(pages):
             return False
         new_bytes = self._new_bytes(func, info, args, kwargs)
         return nbytes + new_bytes > most or new_bytes > self._owner.room_left(pages)

@@ -184,6 +184,10 @@ class PageOwner(ABC):
         """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough."""
 
     @abstractmethod
+    def is_at_brim(self, entries: list[Entry]) -> bool:
+        """Whether so little room is left on the device of ``entries`` that what an operation creates must be known."""
+
+    @abstractmethod
     def room_for_one_op(self, entries: list[Entry]) -> int:
         """Bytes that one operation may touch without exceeding the limit by itself."""
 
@@ -244,5 +248,5 @@ class PageOwner(ABC):
         """Inside, pages that this thread makes stay on the device. ``may_write``: they may be written unseen."""
 
     @abstractmethod
-    def resized(self, entry: Entry) -> None:
-        """The user gave the storage of ``entry`` another size."""
+    def resized(self, entry: Entry, is_freed: bool = False) -> None:
+        """The user gave the storage of ``entry`` another size. ``is_freed``: none, also if it was away."""

@@ -272,7 +272,7 @@ class RawPatches:
         needed = [entry] if nbytes else []
         with self._touching(needed, written=True):
             result = call(*args, **kwargs)
-            self._told.resized(entry)
+            self._told.resized(entry, is_freed=nbytes == 0)
         return result
 
     def _in_object(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -161,8 +161,8 @@ class NativePageTable(PageTable):
     def live_bytes(self, engine: Engine) -> int:
         return self._native.live_bytes(index_of(self._by_engine[engine].device))
 
-    def notice_size(self, entry: Entry) -> None:
-        super().notice_size(entry)
+    def notice_size(self, entry: Entry, is_freed: bool = False) -> None:
+        super().notice_size(entry, is_freed)
         self._native.resize(entry.page, entry.nbytes)
 
 

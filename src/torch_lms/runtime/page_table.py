@@ -163,14 +163,19 @@ class PageTable:
         self.registry.drop(entry)
         self.remove(entry)
 
-    def notice_size(self, entry: Entry) -> None:
-        """Look whether the program gave the storage of ``entry`` another size. All deaths must be counted."""
+    def notice_size(self, entry: Entry, is_freed: bool = False) -> None:
+        """Look whether the program gave the storage of ``entry`` another size. All deaths must be counted.
+
+        Args:
+            entry: a page.
+            is_freed: it gave it size 0, which is that of a page that is away, too.
+        """
         storage = entry()
         page = entry.engine.pager.book.get(entry.page)
         if storage is None or page is None:
             return
         nbytes = storage_nbytes(storage)
-        if nbytes == entry.nbytes or not page.state.on_device:
+        if nbytes == entry.nbytes or not (is_freed or page.state.on_device):
             return
         if nbytes == 0:  # freed by hand, as FSDP does: a new page if it is filled again
             self.drop(entry)

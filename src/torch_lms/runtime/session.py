@@ -192,7 +192,9 @@ class Session(PageOwner):
                 return entry
             is_owned = is_owned or isinstance(tensor, torch.nn.Parameter) or storage in self._owned
             place = self._take_place(storage)
-            if place is not None:  # on the fast path nobody sees that it is written
+            # On the fast path nobody sees that a page of a file is written, or makes room.
+            engine = self._table.backend_of(storage.device).engine
+            if place is not None or (self.fast_path.is_open and self._room(engine) < storage_nbytes(storage)):
                 self.fast_path.close()
             if self.fast_path.is_open and not is_owned:
                 self._table.count_dead()
@@ -205,8 +207,6 @@ class Session(PageOwner):
                 self._table.home(entry).found_in_file(entry, place.file, place.offset)
             if not is_new:
                 self._table.home(entry).executor.adopt(entry)
-            if self.fast_path.is_open and not self._may_pass_unseen(entry.engine):
-                self.fast_path.close()
             if self._holds.keepers:
                 self._reap()
                 self._holds.keep_if_asked((self._table.home(entry), [entry]))
@@ -246,21 +246,20 @@ class Session(PageOwner):
                 for entry in its:
                     entry.is_exported = True
 
-    def resized(self, entry: Entry) -> None:
-        if self._is_left_alone([entry]):
-            return
-        with self.lock:
-            self._notice_size(entry)
+    def resized(self, entry: Entry, is_freed: bool = False) -> None:
+        if not self._is_left_alone([entry]):
+            with self.lock:
+                self._notice_size(entry, is_freed)
 
-    def _notice_size(self, entry: Entry) -> None:
+    def _notice_size(self, entry: Entry, is_freed: bool = False) -> None:
         """Look whether the program gave the storage of ``entry`` another size."""
         self._reap()
-        self._table.notice_size(entry)
-        if not self._may_pass_unseen(entry.engine):
+        self._table.notice_size(entry, is_freed)
+        if self._room(entry.engine) < 0:
             self.fast_path.close()
 
-    def _may_pass_unseen(self, engine: Engine) -> bool:
-        return self._table.live_bytes(engine) < engine.fast_path_bytes
+    def _room(self, engine: Engine) -> int:
+        return engine.pager.limit - self._table.live_bytes(engine)
 
     def _reap(self) -> None:
         """Bring the books up to date: which operations passed unseen, whose storages died, who was born, whose holds
@@ -276,7 +275,7 @@ class Session(PageOwner):
         if self._lost is not None:
             return False
         if not entries:
-            return not self.fast_path.is_open
+            return not self.fast_path.is_open or self.is_at_brim(entries)
         with self.lock:
             self.fast_path.take_over()
         engine = entries[0].engine
@@ -290,12 +289,16 @@ class Session(PageOwner):
         return self._table.backend_of(device).engine.pager.limit if device.type == self.kind else None
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
-        engine = entries[0].engine if entries else self._default.engine
-        return engine.pager.limit
+        return self._engine_of(entries).pager.limit
+
+    def is_at_brim(self, entries: list[Entry]) -> bool:
+        return self._table.live_bytes(self._engine_of(entries)) >= self._engine_of(entries).fast_path_bytes
 
     def room_left(self, entries: list[Entry]) -> int:
-        engine = entries[0].engine
-        return engine.pager.limit - self._table.live_bytes(engine)
+        return self._room(self._engine_of(entries))
+
+    def _engine_of(self, entries: list[Entry]) -> Engine:
+        return entries[0].engine if entries else self._default.engine
 
     def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
         if not entries and new_bytes < self.min_size:

@@ -30,7 +30,7 @@ constexpr c10::DispatchKeySet peculiar_keys({
 
 constexpr size_t most_copied = 4096;  // without Python having counted the copies
 
-constexpr size_t most_searches = 20'000;  // known of a thread: a program whose shapes never repeat must not grow
+constexpr size_t most_signatures = 20'000;  // that are known: a program whose shapes never repeat must not grow
 
 bool is_strided(const at::TensorImpl& tensor) {
   return tensor.has_storage() && tensor.layout() == c10::kStrided && !tensor.is_nested();
@@ -54,6 +54,23 @@ struct Last {
 
 Last arguments_of(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
   return {stack, handle.schema().arguments().size()};
+}
+
+// Of a call: its operator, the sizes and types of its tensors, and its lists of numbers. What it creates depends on little
+// else.
+size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  size_t signature = c10::get_hash(&op);
+  for (const auto& value : arguments_of(handle, stack)) {
+    if (value.isIntList()) {
+      signature = c10::get_hash(signature, value.toIntVector());
+    }
+    every_tensor(value, [&](const at::Tensor& tensor) {
+      const bool has_sizes = is_strided(*tensor.unsafeGetTensorImpl());
+      signature = c10::get_hash(signature, tensor.scalar_type(), has_sizes ? tensor.sizes().vec() : std::vector<int64_t>());
+      return true;
+    });
+  }
+  return signature;
 }
 
 bool are_strided(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
@@ -109,6 +126,7 @@ void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
   following.moving.clear();
   pages = Pages();
   entered = 0;
+  created_.clear();
   streams.clear();
   is_open = false;
   is_following = false;
@@ -297,7 +315,7 @@ bool Interposer::is_new_search(
       signature = c10::get_hash(signature, value.toIntVector());
     }
   }
-  if (known.size() >= most_searches) {
+  if (known.size() >= most_signatures) {
     known.clear();
   }
   return known.insert(signature).second;
@@ -338,15 +356,23 @@ void Interposer::run_plain(
     entrance = prepare(self);
   }
   if (entrance == Entrance::python) {
+    const bool is_to_learn = self.is_at_brim;
+    const size_t signature = self.signature;
+    const std::vector<PageId> used = is_to_learn ? self.pages : std::vector<PageId>();
     run_in_python(handle, below, stack);
+    if (is_to_learn) {
+      std::lock_guard<std::mutex> held(lock);
+      learn(signature, made_by(handle, *stack, used));
+    }
     return;
   }
   const auto given = arguments_of(handle, *stack);
   const auto others = stack->size() - given.count;
   std::vector<c10::IValue> arguments;
-  std::optional<Undo> undo;  // where it is needed; room is short only while a plan is followed
+  std::optional<Undo> undo;  // where it is needed: room is short only while a plan is followed, or at the brim
   bool can_begin_anew = op.can_begin_anew();
-  if (!can_begin_anew && (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected)) {
+  const bool is_planned = (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected);
+  if (!can_begin_anew && (is_planned || self.is_at_brim)) {
     undo.emplace(settings.device_type, below_);
     can_begin_anew = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
   }
@@ -411,6 +437,7 @@ std::shared_ptr<Call> Interposer::capture(
 Entrance Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   std::lock_guard<std::mutex> held(lock);
+  self.is_at_brim = false;
   if (self.is_busy || !(is_open || is_following)) {
     return Entrance::python;
   }
@@ -434,6 +461,11 @@ Entrance Interposer::enter(
     entrance = follow(op, handle, stack, self);
   } else if (may_be_large(self.found)) {
     entrance = Entrance::python;
+  } else if (pages.is_at_brim()) {
+    self.is_at_brim = true;
+    self.signature = signature_of(op, handle, stack);
+    note_writes(op, handle, stack, self);
+    entrance = has_room(self) ? Entrance::passes : Entrance::python;
   }
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
@@ -450,6 +482,37 @@ bool Interposer::may_be_large(const std::vector<Page*>& used) {
     nbytes += page->nbytes;
   }
   return !used.empty() && nbytes * settings.large >= pages.account(used.front()->device).limit;
+}
+
+// Whether it is known what the operation creates, and there is room for that.
+bool Interposer::has_room(const Running& self) {
+  const auto known = created_.find(self.signature);
+  return known != created_.end() && pages.has_room_at_brim(known->second);
+}
+
+// The bytes of pages that an operation made: those on the `stack` that it did not use.
+int64_t Interposer::made_by(
+    const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const {
+  int64_t nbytes = 0;
+  std::unordered_set<PageId> counted(used.begin(), used.end());
+  for (const auto& value : Last{stack, handle.schema().returns().size()}) {
+    every_tensor(value, [&](const at::Tensor& tensor) {
+      const auto& impl = *tensor.unsafeGetTensorImpl();
+      const Page* page = is_strided(impl) ? pages.find(impl.unsafe_storage().unsafeGetStorageImpl()) : nullptr;
+      nbytes += page != nullptr && counted.insert(page->id).second ? page->nbytes : 0;
+      return true;
+    });
+  }
+  return nbytes;
+}
+
+// Operations of this signature create so much.
+void Interposer::learn(size_t signature, int64_t nbytes) {
+  if (created_.size() >= most_signatures) {
+    created_.clear();
+  }
+  int64_t& most = created_[signature];
+  most = std::max(most, nbytes);
 }
 
 // Move pages for the operation, which is the plan's next, or have Python do so.
@@ -591,18 +654,7 @@ Entrance Interposer::follow(
   for (const Page* page : self.found) {
     moves = moves || !page->is_usable();
   }
-  self.wrote.clear();
-  const auto given = arguments_of(handle, stack).begin();
-  for (const size_t place : op.writes) {
-    every_tensor(given[static_cast<std::ptrdiff_t>(place)], [&](const at::Tensor& tensor) {
-      const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-      if (page != nullptr) {
-        self.wrote.push_back(page->id);
-        moves = moves || page->dependents != 0;
-      }
-      return true;
-    });
-  }
+  moves = note_writes(op, handle, stack, self) || moves;
   if (is_next) {
     if (next->is_python || following.is_large(*next, self.found, op.takes_lists ? settings.runs : 1)) {
       return Entrance::python;
@@ -628,6 +680,25 @@ Entrance Interposer::follow(
   return Entrance::passes;
 }
 
+// The pages that it may write. Whether others are recomputed from them as they are.
+bool Interposer::note_writes(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  bool are_inputs = false;
+  self.wrote.clear();
+  const auto given = arguments_of(handle, stack).begin();
+  for (const size_t place : op.writes) {
+    every_tensor(given[static_cast<std::ptrdiff_t>(place)], [&](const at::Tensor& tensor) {
+      const Page* page = pages.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      if (page != nullptr) {
+        self.wrote.push_back(page->id);
+        are_inputs = are_inputs || page->dependents != 0;
+      }
+      return true;
+    });
+  }
+  return are_inputs;
+}
+
 // An operation that follows the plan creates a page of `nbytes`: whether the plan has it so.
 bool Interposer::is_born_as_planned(const Running& self, int64_t nbytes, int device) {
   return is_following && self.epoch == following.epoch() && self.position == following.position() &&
@@ -645,6 +716,7 @@ void Interposer::finish(
   std::vector<at::Tensor> for_python;
   std::vector<at::Tensor> planned;
   std::vector<PageId> resized;
+  int64_t made_bytes = 0;
   bool is_short = false;
   bool was_pinned = false;
   std::vector<std::unique_ptr<Page>> graveyard;
@@ -686,13 +758,15 @@ void Interposer::finish(
       for_python.push_back(tensor);
       return true;
     }
+    const auto nbytes = static_cast<int64_t>(storage->nbytes());
     pages.add(storage, device, /*is_young=*/true)->streams.push_back(stream);
     pages.note_peak(device);
-    if (account.live >= account.most_unseen) {
+    made_bytes += nbytes;
+    account.most_unseen = std::min(account.most_unseen, account.limit - nbytes);  // another may be as large
+    if (account.live > account.limit) {
       pages.sweep();
     }
-    const bool is_larger = static_cast<int64_t>(storage->nbytes()) > account.limit - account.most_unseen;
-    is_short = is_short || is_larger || account.live >= account.most_unseen;
+    is_short = is_short || account.live > account.limit;
     return true;
   };
 
@@ -702,6 +776,9 @@ void Interposer::finish(
       for (const auto& value : Last{*stack, handle.schema().returns().size()}) {
         every_tensor(value, note);
       }
+    }
+    if (self.is_at_brim && stack != nullptr) {
+      learn(self.signature, made_bytes);
     }
     if (call && stack != nullptr && is_following && self.epoch == following.epoch()) {
       call->made(Last{*stack, handle.schema().returns().size()}, [&](const at::Tensor& tensor) { return page_of(tensor); });

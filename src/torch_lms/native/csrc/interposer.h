@@ -98,6 +98,9 @@ struct Running {
   size_t journal_size = 0;    // before it
   std::vector<PageId> wrote;  // pages that it may write
   std::vector<Page*> found;   // among its arguments, while it is looked up
+  // While all fits:
+  bool is_at_brim = false;   // so much is there that it has to be known what it creates
+  size_t signature = 0;      // by which that is known
 };
 
 enum class Entrance { passes, to_prepare, python };
@@ -145,6 +148,12 @@ class Interposer {
       const std::vector<PageId>& landed);
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+  // Other results are pages now. For whoever holds the lock.
+  void set_min_size(int64_t nbytes) {
+    settings.min_size = nbytes;
+    created_.clear();
+  }
 
   // Until no thread moves pages without Python.
   void wait_for_carrier() {
@@ -215,6 +224,10 @@ class Interposer {
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   bool may_be_large(const std::vector<Page*>& used);
+  bool has_room(const Running& self);
+  void learn(size_t signature, int64_t nbytes);
+  int64_t made_by(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;
+  bool note_writes(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   Entrance prepare(Running& self);
   bool carry(Running& self);
   bool note_program(Carried& carried, const Page& page) const;
@@ -245,6 +258,7 @@ class Interposer {
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
   std::unordered_map<std::string, int> names_;
   uint64_t looked_up_ = 0;  // operations, to find each page once
+  std::unordered_map<size_t, int64_t> created_;  // the most bytes of pages that operations of a signature created
   std::vector<std::shared_ptr<Running>> runs_;
 };
 

@@ -948,7 +948,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("close", [] { return interposer().close(); });
   module.def("ask_python", [](bool always) { interposer().asks_python = always; });
   module.def("set_min_size", [](int64_t nbytes) {
-    locked([&](Interposer& all) { all.settings.min_size = nbytes; });
+    locked([&](Interposer& all) { all.set_min_size(nbytes); });
   });
   module.def("entered", [] { return locked([](Interposer& all) { return all.entered; }); });
   module.def("find", &find);

@@ -98,7 +98,7 @@ struct Page {
 struct Account {
   bool is_open = false;  // whether Python has told of the device
   int64_t limit = 0;
-  int64_t most_unseen = 0;  // the bytes of pages with which the fast path closes
+  int64_t most_unseen = 0;  // from so many bytes of pages on it has to be known what operations create
   int64_t live = 0;  // includes the dead that nobody has found yet
   int64_t peak = 0;  // the most that `live` was since `take_peak`
   int64_t resident = 0;  // of these on the device; true while a plan is followed
@@ -284,6 +284,27 @@ class Pages {
   // What is left of storages that died; to be destroyed by the caller once it has let go of the lock.
   std::vector<std::unique_ptr<Page>> take_graveyard() {
     return std::exchange(graveyard_, {});
+  }
+
+  // Whether there is so little room left on any device that it has to be known what an operation creates.
+  bool is_at_brim() const {
+    return std::any_of(accounts_.begin(), accounts_.end(), [](const Account& its) {
+      return its.is_open && its.live >= its.most_unseen;
+    });
+  }
+
+  // Whether there is room for `nbytes` more there.
+  bool has_room_at_brim(int64_t nbytes) {
+    const auto has_room = [&] {
+      return std::all_of(accounts_.begin(), accounts_.end(), [&](const Account& its) {
+        return !its.is_open || its.live < its.most_unseen || its.live + nbytes <= its.limit;
+      });
+    };
+    if (has_room()) {
+      return true;
+    }
+    sweep();
+    return has_room();
   }
 
   Account& account(int device) {
