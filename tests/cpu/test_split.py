@@ -201,7 +201,9 @@ def test_an_optimizer_that_fits_works_in_runs_of_an_eighth_of_the_limit(settings
     nbytes = 64 * 64 * 4
     limit = 24 * 5 * nbytes  # parameters, gradients and two states would fit
     with torch_lms.session(limit=limit, min_size=1024) as lms:
+        kept = torch.ones(limit // 8)  # half of it: so not all fits
         assert same_bits(train(), expected)
+        assert kept.sum() == kept.numel()
         lists = [op for op in lms.trace().ops if "_foreach_" in op.name or "_fused_" in op.name]
     assert len(lists) >= 8
     assert max(len(op.pages) * nbytes for op in lists) <= limit // 8

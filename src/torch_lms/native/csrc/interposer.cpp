@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include <limits>
 #include <unordered_set>
 #include <utility>
 
@@ -71,6 +72,14 @@ size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const
     });
   }
   return signature;
+}
+
+int64_t nbytes_of(const std::vector<Page*>& pages) {
+  int64_t nbytes = 0;
+  for (const Page* page : pages) {
+    nbytes += page->nbytes;
+  }
+  return nbytes;
 }
 
 bool are_strided(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
@@ -356,7 +365,7 @@ void Interposer::run_plain(
     entrance = prepare(self);
   }
   if (entrance == Entrance::python) {
-    const bool is_to_learn = self.is_at_brim;
+    const bool is_to_learn = self.is_asked;
     const size_t signature = self.signature;
     const std::vector<PageId> used = is_to_learn ? self.pages : std::vector<PageId>();
     run_in_python(handle, below, stack);
@@ -372,7 +381,7 @@ void Interposer::run_plain(
   std::optional<Undo> undo;  // where it is needed: room is short only while a plan is followed, or at the brim
   bool can_begin_anew = op.can_begin_anew();
   const bool is_planned = (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected);
-  if (!can_begin_anew && (is_planned || self.is_at_brim)) {
+  if (!can_begin_anew && (is_planned || self.is_asked)) {
     undo.emplace(settings.device_type, below_);
     can_begin_anew = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
   }
@@ -437,7 +446,7 @@ std::shared_ptr<Call> Interposer::capture(
 Entrance Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   std::lock_guard<std::mutex> held(lock);
-  self.is_at_brim = false;
+  self.is_asked = false;
   if (self.is_busy || !(is_open || is_following)) {
     return Entrance::python;
   }
@@ -459,10 +468,8 @@ Entrance Interposer::enter(
   Entrance entrance = Entrance::passes;
   if (!is_open) {
     entrance = follow(op, handle, stack, self);
-  } else if (may_be_large(self.found)) {
-    entrance = Entrance::python;
-  } else if (pages.is_at_brim()) {
-    self.is_at_brim = true;
+  } else if (pages.is_at_brim() || nbytes_of(self.found) * settings.large >= limit_for(self.found)) {
+    self.is_asked = true;
     self.signature = signature_of(op, handle, stack);
     note_writes(op, handle, stack, self);
     entrance = has_room(self) ? Entrance::passes : Entrance::python;
@@ -475,19 +482,16 @@ Entrance Interposer::enter(
   return entrance;
 }
 
-// Whether an operation on these pages may need more than the limit by itself: then Python asks what it creates.
-bool Interposer::may_be_large(const std::vector<Page*>& used) {
-  int64_t nbytes = 0;
-  for (const Page* page : used) {
-    nbytes += page->nbytes;
-  }
-  return !used.empty() && nbytes * settings.large >= pages.account(used.front()->device).limit;
+// That of an operation on these pages; no limit, if there are none.
+int64_t Interposer::limit_for(const std::vector<Page*>& used) {
+  return used.empty() ? std::numeric_limits<int64_t>::max() : pages.account(used.front()->device).limit;
 }
 
-// Whether it is known what the operation creates, and there is room for that.
+// Whether it is known what the operation creates, and it fits: by itself, and beside all that is there.
 bool Interposer::has_room(const Running& self) {
   const auto known = created_.find(self.signature);
-  return known != created_.end() && pages.has_room_at_brim(known->second);
+  return known != created_.end() && nbytes_of(self.found) + known->second <= limit_for(self.found) &&
+      pages.has_room(known->second);
 }
 
 // The bytes of pages that an operation made: those on the `stack` that it did not use.
@@ -777,7 +781,7 @@ void Interposer::finish(
         every_tensor(value, note);
       }
     }
-    if (self.is_at_brim && stack != nullptr) {
+    if (self.is_asked && stack != nullptr) {
       learn(self.signature, made_bytes);
     }
     if (call && stack != nullptr && is_following && self.epoch == following.epoch()) {

@@ -99,7 +99,7 @@ struct Running {
   std::vector<PageId> wrote;  // pages that it may write
   std::vector<Page*> found;   // among its arguments, while it is looked up
   // While all fits:
-  bool is_at_brim = false;   // so much is there that it has to be known what it creates
+  bool is_asked = false;     // it has to be known what it creates
   size_t signature = 0;      // by which that is known
 };
 
@@ -223,7 +223,7 @@ class Interposer {
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
-  bool may_be_large(const std::vector<Page*>& used);
+  int64_t limit_for(const std::vector<Page*>& used);
   bool has_room(const Running& self);
   void learn(size_t signature, int64_t nbytes);
   int64_t made_by(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;

@@ -293,11 +293,11 @@ class Pages {
     });
   }
 
-  // Whether there is room for `nbytes` more there.
-  bool has_room_at_brim(int64_t nbytes) {
+  // Whether there is room for `nbytes` more on each.
+  bool has_room(int64_t nbytes) {
     const auto has_room = [&] {
       return std::all_of(accounts_.begin(), accounts_.end(), [&](const Account& its) {
-        return !its.is_open || its.live < its.most_unseen || its.live + nbytes <= its.limit;
+        return !its.is_open || its.live + nbytes <= its.limit;
       });
     };
     if (has_room()) {
