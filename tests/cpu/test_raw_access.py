@@ -301,6 +301,25 @@ def test_pinned_tensors_stay(lms: api.Lms) -> None:
     assert torch._C.StorageBase.nbytes(model.weight.untyped_storage()) == 0
 
 
+def test_a_storage_is_read_byte_by_byte() -> None:
+    """It is brought back for some thousands of them at a time, not for each."""
+    tensor = torch.arange(5000.0)
+    expected = bytes(tensor.untyped_storage())
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu") as lms:
+        away = tensor + 0
+        lms.reclaim()
+        before = torch_lms.stats().fetches
+        assert bytes(away.untyped_storage()) == expected
+        assert torch_lms.stats().fetches == before + 1
+        lms.reclaim()
+        assert away.untyped_storage().tolist() == list(expected)
+        bytes_of = iter(away.untyped_storage())
+        assert [next(bytes_of) for _ in range(4)] == list(expected[:4])
+        uses = api.current_session().uses
+        bytes(away.untyped_storage())
+        assert api.current_session().uses - uses < 20  # of 20,000 bytes
+
+
 @pytest.mark.usefixtures("_each_interposer")
 def test_storages_freed_by_hand_are_empty_though_they_were_away() -> None:
     """As FSDP does it: what is empty is allocated anew, and filled."""

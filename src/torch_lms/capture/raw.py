@@ -44,6 +44,7 @@ _GIVEN_AWAY: _Roads = {torch.UntypedStorage: ("_swap_data_ptr_", "_resize_with_a
 _SHARED: _Roads = {torch.UntypedStorage: ("_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_")}
 _CONSTRUCTORS: _Roads = {torch: ("tensor", "asarray", "as_tensor"), torch.Tensor: ("new_tensor",)}
 _SIZE: _Roads = {torch.UntypedStorage: ("nbytes", "size", "__len__")}
+_BYTES_AT_A_TIME = 4096
 _SAVING_SCRIPTS = ("save", "_save_for_lite_interpreter", "save_to_buffer", "_save_to_buffer_for_lite_interpreter")
 
 _GRAPHS = (
@@ -103,6 +104,7 @@ class RawPatches:
         patch = self._patches.around
         patch(torch.Tensor, "numpy", self._lending)
         patch(torch.UntypedStorage, "__getitem__", self._indexing)
+        patch(torch.UntypedStorage, "__iter__", self._iterating)
         patch(torch.UntypedStorage, "resize_", self._resizing)
         self._patch_interface()
         self._patch_scripts()
@@ -255,6 +257,19 @@ class RawPatches:
             self._export(args, ESCAPED)
             return call(*args, **kwargs)
         return self._reading(call, args, kwargs)
+
+    def _iterating(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._told.known(args[0]) is None:
+            return call(*args, **kwargs)
+        return self._bytes_of(args[0])
+
+    def _bytes_of(self, storage: torch.UntypedStorage) -> Iterator[int]:
+        """Its bytes, some at a time: to see to it that the storage is there takes longer than to read one."""
+        for first in range(0, storage.size(), _BYTES_AT_A_TIME):
+            with self._touching(self._any((storage,)), written=False), self._told.unseen():
+                seen = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                some: list[int] = seen[first : first + _BYTES_AT_A_TIME].tolist()
+            yield from some
 
     def _sizing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._told.known(args[0])
