@@ -189,7 +189,7 @@ def test_a_disk_that_is_really_full(tiny_disk: Path) -> None:
     assert filesystem_of(tiny_disk) == "tmpfs"
     store = DiskStore(tiny_disk, capacity=1 << 30)
     slots = [put(store, noise(MB, seed)) for seed in range(6)]
-    with pytest.raises(StoreFullError, match=r"no room for 4\.19 MB .* has 2\.\d+ MB free"):
+    with pytest.raises(StoreFullError, match=r"no room for 4\.19 MB .*hole 2\.\d+ MB.* has 0 B free"):
         store.reserve(4 * MB)
     assert all(get(store, slot) == noise(MB, seed) for seed, slot in enumerate(slots))
     store.release(slots[0])

@@ -18,7 +18,9 @@ from torch_lms.stores.spill_dir import remove_leftovers
 from torch_lms.stores.spill_file import ALIGNMENT, FULL_ERRNOS, SpillFile
 from torch_lms.units import format_bytes
 
-_SLAB_BYTES = 64 << 20
+_FIRST_SLAB_BYTES, _SLAB_BYTES = 1 << 20, 64 << 20
+"""A file doubles, and grows by the latter once it is as long."""
+
 _MEASURED_EVERY_S = 0.001
 """How often it is asked how much is free."""
 
@@ -64,8 +66,8 @@ class DiskStore(Store):
         remove_leftovers(self.directory)
         self.direct = self.file.direct
         self._is_measured = capacity is None
-        self._measured_at = 0.0
-        self._capacity = capacity or 0
+        self._measured_at = time.monotonic()
+        self._capacity = _default_capacity(self.file.free_bytes()) if capacity is None else capacity
         self._lock = threading.Lock()
         self._closed = False
         self._extents = Extents(ALIGNMENT)
@@ -84,8 +86,8 @@ class DiskStore(Store):
     @property
     def capacity(self) -> int:
         if self._is_measured and time.monotonic() >= self._measured_at + _MEASURED_EVERY_S:
-            self._measured_at = time.monotonic()
             self._capacity = self.file.size + _default_capacity(self.file.free_bytes())
+            self._measured_at = time.monotonic()
         return self._capacity
 
     @property
@@ -189,7 +191,8 @@ class DiskStore(Store):
         """Make the file longer: by a slab, or where that is too much by ``nbytes``, or not at all."""
         needed = self._extents.rounded(nbytes)
         room = self.capacity // ALIGNMENT * ALIGNMENT - self.file.size
-        for wanted in (max(needed, _SLAB_BYTES), needed):
+        slab = min(max(self.file.size, _FIRST_SLAB_BYTES), _SLAB_BYTES)
+        for wanted in (max(needed, slab), needed):
             # no more than the capacity leaves: with a hole at the file's end, that may be enough
             length = min(wanted, room)
             if length > 0 and self._extended(length):
