@@ -36,6 +36,12 @@ _MAX_OPS = 1_000_000
 _STEPS_REMEMBERED = 16
 """Between two training steps there may be validation, which needs less."""
 
+_MAX_FRUITLESS = 64
+"""Steps in which all fits, but little room is left, are recorded for a plan: so many, as long as none follows one."""
+
+_TRIED_AGAIN_AFTER = 1024
+"""So many such steps later it is tried again."""
+
 _RESERVE = 1 / 8
 """Of the limit, left where operations pass of which nobody asks in advance what they create."""
 
@@ -180,6 +186,7 @@ class Engine:
         self._demands: deque[int] = deque(maxlen=_STEPS_REMEMBERED)
         self._largest_bytes = 0  # of a page that was created
         self._has_seen_step = False  # from its first operation to its last
+        self._fruitless = 0  # steps that were recorded, and followed no plan for long, since one did
         self._cursors: list[PlanCursor] = []
         self._rejoining: Rejoining | None = None  # the plan that the step has left last, as long as it follows none
         # The session may begin in the midst of a step: nothing is learned from the first record.
@@ -483,6 +490,8 @@ class Engine:
         """Another begins. Unless room may be short in it, it is neither recorded nor planned."""
         self._end_record()
         self._stop_recording()
+        if not is_short and self._fruitless >= _MAX_FRUITLESS:
+            self._fruitless = (self._fruitless + 1) % _TRIED_AGAIN_AFTER
         if is_short:
             book = self.pager.book
             living = [Living(page.id, page.nbytes, page.unpageable) for page in book]
@@ -509,6 +518,8 @@ class Engine:
                     self.pager.step_demand_bytes,
                     self._link_speeds(),
                 )
+                is_followed = 2 * ended.followed_ops >= record.op_count
+                self._fruitless = 0 if is_followed else self._fruitless + 1
                 self._plans.end_step(ended)
         self._evicted_before_step = evicted_bytes
         self._fetched_before_step = fetched_bytes
@@ -551,12 +562,21 @@ class Engine:
         """Whether there is room for as much again as is there."""
         return self.pager.book.ledger.device * 2 < self.pager.limit
 
-    @property
-    def can_take_fast_path(self) -> bool:
-        """Whether nothing is away, and nothing need be evicted in a step like one of the last."""
-        ledger = self.pager.book.ledger
+    def can_take_fast_path(self, fills_limit: bool) -> bool:
+        """Whether nothing is away, and nothing need be evicted in a step like one of the last.
+
+        Args:
+            fills_limit: the fast path stays open until pages fill the limit. Else it closes in the midst of a step that
+                needs more than ``fast_path_bytes``, and operations take longer from then on. To follow a plan in which
+                nothing moves is better then, if there may be one.
+        """
+        ledger, demand_bytes = self.pager.book.ledger, max(self._demands, default=0)
         is_away = ledger.host or ledger.disk or ledger.device < ledger.live
-        return not is_away and max([ledger.device, *self._demands]) <= self._limit_of_plans
+        if fills_limit:
+            return not is_away and max(ledger.device, demand_bytes) <= self._limit_of_plans
+        may_be_planned = self._plans is not None and self._fruitless < _MAX_FRUITLESS
+        most = self.fast_path_bytes if may_be_planned else self.pager.limit
+        return ledger.device < self.fast_path_bytes and not is_away and demand_bytes <= most
 
     @property
     def fast_path_bytes(self) -> int:

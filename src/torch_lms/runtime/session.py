@@ -194,7 +194,7 @@ class Session(PageOwner):
             place = self._take_place(storage)
             # On the fast path nobody sees that a page of a file is written, or makes room.
             engine = self._table.backend_of(storage.device).engine
-            if place is not None or (self.fast_path.is_open and self._room(engine) < storage_nbytes(storage)):
+            if place is not None or not self.fast_path.has_room(engine, storage_nbytes(storage)):
                 self.fast_path.close()
             if self.fast_path.is_open and not is_owned:
                 self._table.count_dead()
@@ -255,11 +255,8 @@ class Session(PageOwner):
         """Look whether the program gave the storage of ``entry`` another size."""
         self._reap()
         self._table.notice_size(entry, is_freed)
-        if self._room(entry.engine) < 0:
+        if not self.fast_path.has_room(entry.engine):
             self.fast_path.close()
-
-    def _room(self, engine: Engine) -> int:
-        return engine.pager.limit - self._table.live_bytes(engine)
 
     def _reap(self) -> None:
         """Bring the books up to date: which operations passed unseen, whose storages died, who was born, whose holds
@@ -292,10 +289,12 @@ class Session(PageOwner):
         return self._engine_of(entries).pager.limit
 
     def is_at_brim(self, entries: list[Entry]) -> bool:
-        return self._table.live_bytes(self._engine_of(entries)) >= self._engine_of(entries).fast_path_bytes
+        engine = self._engine_of(entries)
+        return self.kind == "cpu" and self._table.live_bytes(engine) >= engine.fast_path_bytes
 
     def room_left(self, entries: list[Entry]) -> int:
-        return self._room(self._engine_of(entries))
+        engine = self._engine_of(entries)
+        return engine.pager.limit - self._table.live_bytes(engine)
 
     def _engine_of(self, entries: list[Entry]) -> Engine:
         return entries[0].engine if entries else self._default.engine

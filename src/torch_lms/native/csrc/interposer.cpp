@@ -468,11 +468,11 @@ Entrance Interposer::enter(
   Entrance entrance = Entrance::passes;
   if (!is_open) {
     entrance = follow(op, handle, stack, self);
-  } else if (pages.is_at_brim() || nbytes_of(self.found) * settings.large >= limit_for(self.found)) {
+  } else if (nbytes_of(self.found) * settings.large >= limit_for(self.found) || (fills_limit() && pages.is_at_brim())) {
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);
     note_writes(op, handle, stack, self);
-    entrance = has_room(self) ? Entrance::passes : Entrance::python;
+    entrance = fills_limit() && has_room(self) ? Entrance::passes : Entrance::python;
   }
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
@@ -766,11 +766,12 @@ void Interposer::finish(
     pages.add(storage, device, /*is_young=*/true)->streams.push_back(stream);
     pages.note_peak(device);
     made_bytes += nbytes;
-    account.most_unseen = std::min(account.most_unseen, account.limit - nbytes);  // another may be as large
-    if (account.live > account.limit) {
+    const int64_t most = fills_limit() ? account.limit + 1 : account.most_unseen;
+    if (account.live >= most) {
       pages.sweep();
     }
-    is_short = is_short || account.live > account.limit;
+    is_short = is_short || account.live >= most || (!fills_limit() && nbytes > account.limit - account.most_unseen);
+    account.most_unseen = std::min(account.most_unseen, account.limit - nbytes);  // another may be as large
     return true;
   };
 

@@ -223,6 +223,11 @@ class Interposer {
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  // Whether the fast path stays open until pages fill the limit. On an accelerator what is left of it is for workspaces,
+  // too, and an operation that finds no memory may have to be undone.
+  bool fills_limit() const {
+    return !settings.has_streams;
+  }
   int64_t limit_for(const std::vector<Page*>& used);
   bool has_room(const Running& self);
   void learn(size_t signature, int64_t nbytes);
