@@ -8,7 +8,9 @@ from shares import MIN_SIZE, Program, run, trained
 from torch import nn
 
 import torch_lms
+from torch_lms.engine import engine
 from torch_lms.runtime import api
+from torch_lms.runtime.fast_path import FastPath
 
 
 def texts(steps: int) -> list[torch.Tensor]:
@@ -87,6 +89,22 @@ def test_most_steps_follow_a_plan(name: str, share: float) -> None:
     assert stats.diverged_steps <= 0.2 * stats.steps
 
 
+@pytest.fixture
+def _as_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast path closes where little room is left."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", "python")
+    monkeypatch.setattr(FastPath, "fills_limit", False)
+
+
+@pytest.mark.usefixtures("_as_on_an_accelerator")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_so_they_do_where_all_fits_but_the_fast_path_would_close(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_RESERVE", 1 / 2)
+    stats = run(PROGRAMS[name], 1.1)
+    assert stats.evictions == 0
+    assert stats.planned_steps >= 0.7 * stats.steps
+
+
 @pytest.mark.usefixtures("_each_interposer")
 @pytest.mark.parametrize("share", [1.02, 1.25])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -151,3 +169,21 @@ def test_steps_that_never_repeat_are_recorded_where_room_is_short(results: int) 
         stats = lms.stats()
     assert all(are_recorded) if results == 4 else not any(are_recorded)
     assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
+@pytest.mark.usefixtures("_as_on_an_accelerator")
+def test_steps_that_never_repeat_are_not_recorded_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take the fast path until it closes, but for a few now and then."""
+    monkeypatch.setattr(engine, "_MAX_FRUITLESS", 4)
+    monkeypatch.setattr(engine, "_TRIED_AGAIN_AFTER", 16)
+    kept = torch.zeros(1000)
+    are_recorded = []
+    with torch_lms.session(limit=17_500, min_size=MIN_SIZE, device="cpu"):
+        for name in UNARY.split()[:37]:
+            results = [getattr(torch, name)(kept) for _ in range(3)]
+            del results
+            torch_lms.step()
+            are_recorded.append(api.current_session()._default.engine.record is not None)
+    assert (
+        "".join("-x"[is_recorded] for is_recorded in are_recorded) == "x" * 5 + "-" * 11 + "x" * 5 + "-" * 11 + "x" * 5
+    )

@@ -90,7 +90,7 @@ class FastPath:
 
     def open_if_all_fits(self) -> None:
         """A step ended: open if every page is on the device, and a step like the last would fit; else close."""
-        if all(backend.engine.can_take_fast_path(self._fills_limit) for backend in self._table.backends):
+        if all(backend.engine.can_take_fast_path(self.fills_limit) for backend in self._table.backends):
             for backend in self._table.backends:
                 backend.engine.forget_files()
             self.is_open = True
@@ -99,7 +99,7 @@ class FastPath:
             self.close()
 
     @property
-    def _fills_limit(self) -> bool:
+    def fills_limit(self) -> bool:
         """See ``can_take_fast_path``. On an accelerator what is left of the limit is for workspaces, too."""
         return not self._table.default.executor.has_streams
 
@@ -107,7 +107,7 @@ class FastPath:
         """Whether it is closed, or may stay open with ``nbytes`` more."""
         if not self.is_open:
             return True
-        most = engine.pager.limit if self._fills_limit else engine.fast_path_bytes
+        most = engine.pager.limit if self.fills_limit else engine.fast_path_bytes
         return self._table.live_bytes(engine) + nbytes <= most
 
     def close(self) -> None:

@@ -290,7 +290,7 @@ class Session(PageOwner):
 
     def is_at_brim(self, entries: list[Entry]) -> bool:
         engine = self._engine_of(entries)
-        return self.kind == "cpu" and self._table.live_bytes(engine) >= engine.fast_path_bytes
+        return self.fast_path.fills_limit and self._table.live_bytes(engine) >= engine.fast_path_bytes
 
     def room_left(self, entries: list[Entry]) -> int:
         engine = self._engine_of(entries)
