@@ -468,11 +468,13 @@ Entrance Interposer::enter(
   Entrance entrance = Entrance::passes;
   if (!is_open) {
     entrance = follow(op, handle, stack, self);
-  } else if (nbytes_of(self.found) * settings.large >= limit_for(self.found) || (fills_limit() && pages.is_at_brim())) {
+  } else if (!fills_limit()) {
+    entrance = may_be_large(self.found) ? Entrance::python : Entrance::passes;
+  } else if (may_be_large(self.found) || pages.is_at_brim()) {
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);
     note_writes(op, handle, stack, self);
-    entrance = fills_limit() && has_room(self) ? Entrance::passes : Entrance::python;
+    entrance = has_room(self) ? Entrance::passes : Entrance::python;
   }
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
@@ -485,6 +487,11 @@ Entrance Interposer::enter(
 // That of an operation on these pages; no limit, if there are none.
 int64_t Interposer::limit_for(const std::vector<Page*>& used) {
   return used.empty() ? std::numeric_limits<int64_t>::max() : pages.account(used.front()->device).limit;
+}
+
+// Whether an operation on these pages may need more than the limit by itself.
+bool Interposer::may_be_large(const std::vector<Page*>& used) {
+  return nbytes_of(used) * settings.large >= limit_for(used);
 }
 
 // Whether it is known what the operation creates, and it fits: by itself, and beside all that is there.

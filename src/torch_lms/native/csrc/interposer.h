@@ -229,6 +229,7 @@ class Interposer {
     return !settings.has_streams;
   }
   int64_t limit_for(const std::vector<Page*>& used);
+  bool may_be_large(const std::vector<Page*>& used);
   bool has_room(const Running& self);
   void learn(size_t signature, int64_t nbytes);
   int64_t made_by(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;
