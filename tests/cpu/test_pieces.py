@@ -252,6 +252,7 @@ CALLS: dict[str, list[Made]] = {
     ],
     "nll_loss_forward": [lambda: of_target(rand(97, 53)), lambda: of_target(rand(97, 53), ignored=True)],
     "nll_loss2d_forward": [lambda: of_target(rand(1, 5, 31, 29))],
+    "stack": [lambda: ([rand(31, 53), rand(31, 53)], -1), lambda: ([rand(31, 53).t(), rand(53, 31)],)],
     "cat": [lambda: ([rand(1, 3, 31, 13), rand(1, 4, 31, 13)], 1), lambda: ([rand(31, 53), rand(0), rand(7, 53)],)],
     "zeros_like": [lambda: (rand(97, 53),), lambda: (rand(2, 7, 31, 29).to(memory_format=LAST),)],
     "constant_pad_nd": [
@@ -280,6 +281,12 @@ CALLS: dict[str, list[Made]] = {
         for name, rest in {"leaky_relu": (0.01, False), "hardtanh": (-1, 1), "softplus": (1, 20)}.items()
     },
     **{f"{name}_backward": [lambda: (rand(64, 256), rand(64, 256))] for name in ("hardsigmoid", "hardswish", "mish")},
+    "_prelu_kernel_backward": [lambda: (rand(97, 53), rand(97, 53), rand(53))],
+    **{
+        f"{name}_loss{backward}": [lambda rest=rest, count=count: (*(rand(64, 256) for _ in range(count)), 0, *rest)]
+        for name, rest in {"mse": (), "smooth_l1": (0.7,), "huber": (0.7,)}.items()
+        for backward, count in {"": 2, "_backward": 3}.items()
+    },
     "clone": [lambda: (rand(97, 53),), lambda: (rand(97, 53).t(),)],
     "_to_copy": [lambda: (rand(97, 53),)],
     "copy_": [lambda: (rand(97, 53), rand(97, 53, dtype=BF16))],
@@ -299,7 +306,7 @@ DEPENDS_ON_THE_PROCESSOR = {
 
 
 def test_every_operator_of_the_tables_is_called() -> None:
-    others = (*LOSSES, *copies.COPIES, *copies.PLACED, *elements.UNTAGGED)
+    others = (*LOSSES, *copies.COPIES, *copies.PLACED, *copies.JOINS, *elements.UNTAGGED)
     names = {*OPERATORS, *(name.removeprefix("aten::") for name in others)}
     assert names - NOT_ON_A_CPU <= set(CALLS)
 
@@ -345,6 +352,43 @@ def test_the_same_bits_of_arguments_in_tiles(name: str, number: int) -> None:
     assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
     assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
     assert some or name == "embedding"  # whose indices are whole numbers
+
+
+TOGETHER: dict[str, Callable[[], Any]] = {
+    "addcdiv_": lambda: rand(64, 256).addcdiv_(rand(64, 256), rand(64, 256)),
+    "lerp": lambda: torch.lerp(rand(64, 256), rand(64, 256), rand(64, 256)),
+    "lerp, two from one": lambda: (x := rand(64, 256)).lerp_(rand(64, 256), x),
+    "where": lambda: torch.where(rand(64, 256) > 0, rand(64, 256), rand(64, 256).t().contiguous().t()),
+    "prelu_backward": lambda: aten._prelu_kernel_backward(rand(64, 256), rand(64, 256), rand(256)),
+    "mse_backward": lambda: aten.mse_loss_backward(rand(64, 256), rand(64, 256), rand(64, 256), 0),
+    "_softmax_backward_data": lambda: aten._softmax_backward_data(
+        rand(64, 256), torch.softmax(rand(64, 256), 1), 1, torch.float32
+    ),
+    "stack": lambda: torch.stack([rand(64, 256), rand(64, 256)]),
+}
+
+
+@pytest.mark.parametrize("share", [2.2, 2.6, 3.1])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_arguments_of_which_each_fits_but_not_all(name: str, share: float) -> None:
+    torch.manual_seed(0)
+    expected = tensors_of(TOGETHER[name]())
+    with torch_lms.session(limit=int(rand(64, 256).nbytes * share), min_size=MIN_SIZE, device="cpu") as lms:
+        torch.manual_seed(0)
+        result = tensors_of(TOGETHER[name]())
+        lms.validate()
+        stats = lms.stats()
+        assert stats.peak_resident_bytes <= stats.limit_bytes
+        assert same_bits([value.clone() for value in result], expected)
+
+
+def test_a_mean_is_of_all_elements(ran: list[str]) -> None:
+    """So the gradient of a loss that is reduced by it has no pieces: these have fewer."""
+    args = rand(()), rand(64, 256), rand(64, 256), 1
+    expected = aten.mse_loss_backward(*args)
+    with torch_lms.session(limit=expected.nbytes * 2, min_size=MIN_SIZE, device="cpu"):
+        assert same_bits([aten.mse_loss_backward(*args).clone()], [expected])
+    assert "mse_loss_backward" not in ran
 
 
 # -- what is proved --------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class LargeOperations:
         return nbytes > self._room(limit).most
 
     def _room(self, limit: int) -> Room:
-        return Room(limit, int(limit * _SHARE) if self._was_squeezed or self._is_squeezed else limit)
+        return Room(int(limit * _SHARE) if self._was_squeezed or self._is_squeezed else limit, limit)
 
     def run(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> Any:
         """Run one of them."""

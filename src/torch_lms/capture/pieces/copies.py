@@ -1,6 +1,7 @@
 """Operators that only fill or copy, in pieces (N27)."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 
 from torch_lms.capture.pieces.cuts import Arguments
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, taken_there
-from torch_lms.capture.pieces.tiles import Region, dense_strides, order_of, part, regions_of
+from torch_lms.capture.pieces.tiles import Region, copied, dense_strides, order_of, part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
@@ -115,7 +116,16 @@ PLACED = frozenset(_PLACED)
 """Operators that place a tensor in the midst of a constant."""
 
 
-def cat(job: Job) -> Any:
+def _stacked(job: Job) -> Any:
+    """Tensors one beside the other."""
+    (like,) = job.likes
+    dim = job.given["dim"] % like.dim()
+    with job.table.seen():
+        tensors = [tensor.unsqueeze(dim) for tensor in job.given["tensors"]]
+    return _joined(replace(job, given={"tensors": tensors, "dim": dim}))
+
+
+def _joined(job: Job) -> Any:
     """Tensors one after the other."""
     (like,) = job.likes
     tensors = [tensor for tensor in job.given["tensors"] if tensor.shape != _EMPTY_BY_TRADITION]
@@ -148,7 +158,7 @@ def cat(job: Job) -> Any:
             place = list(region)
             place[along] = (first + region[along][0], first + region[along][1])
             with job.table.seen():
-                gathered.put(tuple(place), taken_there(tensor, view, region).clone())
+                gathered.put(tuple(place), copied(taken_there(tensor, view, region), order_of(like)))
         first += tensor.shape[along]
     return job.results([gathered])
 
@@ -160,3 +170,7 @@ def _coarser(bounds: tuple[int, ...], shortest: int) -> tuple[int, ...]:
         if bound - found[-1] >= shortest and bounds[-1] - bound >= shortest:
             found.append(bound)
     return (*found, bounds[-1])
+
+
+JOINS = {"aten::cat": _joined, "aten::stack": _stacked}
+"""How operators run in pieces that put tensors side by side."""

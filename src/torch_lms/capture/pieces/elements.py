@@ -1,40 +1,63 @@
 """Operators that treat each element by itself, in pieces (N27)."""
 
 import math
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import tensors_of
+from torch_lms.capture.pieces.call import as_results, tensors_of
 from torch_lms.capture.pieces.copies import COPIES
-from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, cuts_for, refine, slabs_of, taken_there
+from torch_lms.capture.pieces.job import (
+    NOT_CUT,
+    Job,
+    can_be_read,
+    cuts_for,
+    put_in_tiles,
+    refine,
+    slabs_of,
+    taken_there,
+)
 from torch_lms.capture.pieces.tiles import Grid, Region, regions_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.tensors import untyped_storage
 
+_LOSSES = ("huber_loss", "mse_loss", "smooth_l1_loss")
+
 UNTAGGED = frozenset(
-    f"aten::{name}_backward"
-    for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
+    {
+        *(
+            f"aten::{name}_backward"
+            for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus", *_LOSSES)
+        ),
+        *(f"aten::{name}" for name in ("_prelu_kernel_backward", *_LOSSES)),
+    }
 )
-"""Gradients of activations, of which no tag says that they treat each element by itself."""
+"""Gradients of activations, and losses, of which no tag says that they treat each element by itself."""
+
+_MEAN = 1
+"""How a loss is reduced: by the number of elements, of which a piece has fewer."""
 
 
 def run(job: Job) -> Any:
     """Any regions will do: those of the tiles of an argument, or as many as have to be."""
     given = job.given
     written = [name for _, name in job.info.writes]
-    if len(job.likes) != 1 or len(written) > 1:
+    if len(written) > 1 or given.get("reduction") == _MEAN:
         return NOT_CUT
     target = given[written[0]] if written else job.likes[0]
+    if not all(isinstance(like, torch.Tensor) and like.shape == target.shape for like in job.likes):
+        return NOT_CUT
     tensors = dict(tensors_of(given))
     if target.numel() == 0 or target.shape != torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values())):
         return NOT_CUT
     if written and _overlap(target, tensors):
         return NOT_CUT
     views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
-    grid = _grid(job, target, tensors, views, written)
+    itemsize = sum(like.itemsize for like in (*job.likes, *(tensor for tensor in tensors.values() if tensor.dim())))
+    grid = _grid(job, target, itemsize, tensors, views, written)
     regions = regions_of(grid)
     if job.info.packet not in COPIES and not _is_free_of_place(job, tensors, target, regions):
         return NOT_CUT
@@ -49,6 +72,7 @@ def run(job: Job) -> Any:
         if view is not None:
             with job.table.seen():
                 refine(view, tensors[name], grid, job.least)
+    views |= _put_in_tiles(job, target, itemsize, tensors, views, grid)
     gathered = [] if written else job.gathered()
     for region in regions:
         with job.table.seen():
@@ -58,7 +82,9 @@ def run(job: Job) -> Any:
         result = job.run_piece(taken)
         with job.table.seen():
             if not written:
-                gathered[0].put(region, result)
+                for whole, piece in zip(gathered, as_results(result), strict=True):
+                    whole.put(region, piece)
+                    del piece
             elif (view := views[written[0]]) is not None:
                 view.write(cuts_for(target, region), taken[written[0]])
         del taken, result  # else they would live while the next ones are made
@@ -87,19 +113,41 @@ def _view_of(job: Job, tensor: torch.Tensor) -> View | None:
 def _grid(
     job: Job,
     target: torch.Tensor,
+    itemsize: int,
     tensors: dict[str, torch.Tensor],
     views: dict[str, View | None],
     written: list[str],
 ) -> Grid:
-    itemsize = sum(tensor.itemsize for tensor in tensors.values() if tensor.dim()) + target.itemsize
     slabs = slabs_of(target, job.target // itemsize)
     for name in sorted(tensors, key=lambda name: name not in written):
         view = views[name]
         if view is not None and tensors[name].shape == target.shape:
             grid = view.grid()
-            longest = (max(last - first for first, last in pairwise(bounds)) for bounds in grid)
-            return grid if math.prod(longest) * itemsize <= job.most else _finer(grid, view, slabs)
+            return grid if _longest(grid) * itemsize <= job.most else _finer(grid, view, slabs)
     return slabs
+
+
+def _longest(grid: Grid) -> int:
+    """The most elements between bounds of ``grid``."""
+    return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
+
+
+def _put_in_tiles(
+    job: Job,
+    target: torch.Tensor,
+    itemsize: int,
+    tensors: dict[str, torch.Tensor],
+    views: dict[str, View | None],
+    grid: Grid,
+) -> dict[str, View]:
+    users = Counter(map(untyped_storage, tensors.values()))
+
+    def grid_of(name: str) -> Grid | None:
+        is_alone = users[untyped_storage(tensors[name])] == 1
+        return grid if is_alone and tensors[name].shape == target.shape else None
+
+    whole = {name: tensor for name, tensor in tensors.items() if views[name] is None and tensor.device.type == job.kind}
+    return put_in_tiles(job, whole, itemsize * _longest(grid), grid_of, most=job.limit)
 
 
 def _finer(grid: Grid, view: View, slabs: Grid) -> Grid:

@@ -12,6 +12,7 @@ from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.pieces.tiles import Grid, Range, Region, as_dense, at_most, is_dense, order_of, part
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.tensors import untyped_storage
 
 _PARTS = 4
 """Of what an operation may touch. A piece of single elements touches no more, and results of no more are no tiles."""
@@ -37,7 +38,7 @@ class Job:
         likes: its results, on the meta device.
         device: of the results. Arguments are elsewhere only if they are copied.
         kind: of devices whose tensors may be in tiles.
-        most: bytes that it may touch.
+        most: bytes that it should not exceed, and ``limit``, those that it must not.
         least: bytes from which on a tensor is a page: smaller tiles would never leave.
         execute: see ``Execute``.
         holds: see ``Holds``.
@@ -51,6 +52,7 @@ class Job:
     device: torch.device
     kind: str
     most: int
+    limit: int
     least: int
     execute: Execute
     holds: Holds
@@ -127,6 +129,32 @@ def cuts_for(tensor: torch.Tensor, region: Region) -> dict[int, Range]:
         if size > 1 and last - first < size:
             cuts[dim] = (first, last)
     return cuts
+
+
+def put_in_tiles(
+    job: Job, whole: Mapping[str, torch.Tensor], other_nbytes: int, grid_of: Callable[[str], Grid | None], most: int
+) -> dict[str, View]:
+    """Where arguments are in tiles that were in none, and would be there as wholes for each piece: those larger than
+    ``most``, and the largest, as long as all together exceed the limit.
+
+    Args:
+        job: the operation.
+        whole: arguments that are in no tiles.
+        other_nbytes: what a piece touches besides.
+        grid_of: tells how to cut an argument; None if it must stay whole.
+        most: bytes that one may have.
+    """
+    nbytes = {name: job.table.size_of(untyped_storage(tensor)) for name, tensor in whole.items()}
+    left = job.limit - other_nbytes - sum(nbytes.values())
+    views = {}
+    for name in sorted(whole, key=lambda name: -nbytes[name]):
+        is_too_large = left < 0 or nbytes[name] > most
+        grid = grid_of(name) if is_too_large else None
+        view = None if grid is None else job.table.tile(whole[name], grid)
+        if view is not None:
+            views[name] = view
+            left += nbytes[name]
+    return views
 
 
 def refine(view: View, tensor: torch.Tensor, grid: Grid, least: int) -> None:

@@ -25,17 +25,15 @@ _log = logging.getLogger(__name__)
 _MIN_PIECE = 64
 """Limits below so many times the size of the smallest page leave no room for pieces that are pages."""
 
-_CAT = "aten::cat"
-
 _SEEDED_BY_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_cpu"})
 """Operators that draw random numbers for dropout alone. The table of cuts has them without."""
 
 
 class Room(NamedTuple):
-    """Bytes for one operation: ``limit``, beyond which it must not go, and how many it should touch at ``most``."""
+    """Bytes for one operation: how many it should touch at ``most``, and ``limit``, beyond which it must not go."""
 
-    limit: int
     most: int
+    limit: int
 
 
 class Pieces:
@@ -130,7 +128,7 @@ class Pieces:
         holds = partial(self.holds, info.packet if is_too_large else "", device, tensors)
         with self._table.working():
             kind, least = self._owner.kind, self._owner.min_size
-            job = Job(self._table, func, info, given, likes, target, kind, room.most, least, self._execute, holds)
+            job = Job(self._table, func, info, given, likes, target, kind, *room, least, self._execute, holds)
             result = run(job)
             if result is NOT_CUT and is_too_large and room.most < room.limit:
                 job = replace(job, most=room.limit)
@@ -200,8 +198,8 @@ def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
         return copies.constant
     if info.packet in copies.PLACED:
         return copies.placed
-    if info.packet == _CAT:
-        return copies.cat
+    if info.packet in copies.JOINS:
+        return copies.JOINS[info.packet]
     if info.packet in losses.LOSSES:
         return losses.run
     if info.pointwise or info.packet in copies.COPIES or info.packet in elements.UNTAGGED:

@@ -11,9 +11,9 @@ import torch
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
-from torch_lms.capture.pieces.job import NOT_CUT, Job
+from torch_lms.capture.pieces.job import NOT_CUT, Job, put_in_tiles
 from torch_lms.capture.pieces.results import WHOLE, Gathered
-from torch_lms.capture.pieces.tiles import aligned, at_most, dense_strides, even, order_of
+from torch_lms.capture.pieces.tiles import Grid, aligned, at_most, dense_strides, even, order_of
 from torch_lms.capture.pieces.views import NotInTiles, View
 from torch_lms.capture.placeholder import of_shape
 from torch_lms.capture.registry import storage_nbytes
@@ -140,22 +140,29 @@ def _views(job: Job, slabs: Mapping[str, Slab], bounds: Bounds, given: Mapping[s
     """Where slabs of arguments are in tiles, into which these are cut if they are large. Who shares its storage with
     another argument is not: that one may be needed whole.
     """
-    table = job.table
-    users = Counter(untyped_storage(tensor) for _, tensor in tensors_of(given))
-    views: dict[str, View] = {}
-    for name, slab in slabs.items():
-        tensor = given[name]
-        view, dim = _view_of(job, tensor, slab)
-        if view is not None:
-            with table.seen():
-                view.refine_into(dim, len(bounds) - 1, job.least)
-        elif not slab.is_written and users[untyped_storage(tensor)] == 1:
-            size = tensor.shape[slab.dim]
-            own = bounds if bounds[-1] == size else even(size, len(bounds) - 1, 1)
-            view = table.tile(tensor, slab.dim, own, job.most)
-        if view is not None:
-            views[name] = view
-    return views
+    tensors = dict(tensors_of(given))
+    users = Counter(map(untyped_storage, tensors.values()))
+    found = {name: _view_of(job, tensors[name], slab) for name, slab in slabs.items()}
+    views = {name: view for name, (view, _) in found.items() if view is not None}
+    for name, view in views.items():
+        with job.table.seen():
+            view.refine_into(found[name][1], len(bounds) - 1, job.least)
+
+    def grid_of(name: str) -> Grid | None:
+        tensor, slab = tensors[name], slabs[name]
+        if slab.is_written or users[untyped_storage(tensor)] > 1:
+            return None
+        size = tensor.shape[slab.dim]
+        grid: Grid = [(0, size) for size in tensor.shape]
+        grid[slab.dim] = bounds if bounds[-1] == size else even(size, len(bounds) - 1, 1)
+        return grid
+
+    whole = {name: tensor for name, tensor in tensors.items() if name in slabs and name not in views}
+    held = sum(tensor.nbytes for name, tensor in tensors.items() if name not in slabs)
+    flowing = sum(tensors[name].nbytes for name in slabs) + job.made_nbytes
+    largest = max(last - first for first, last in pairwise(bounds))
+    piece = held + flowing * largest // bounds[-1]
+    return views | put_in_tiles(job, whole, piece, grid_of, most=job.most // 2)
 
 
 def _taken(cut: Cut, first: int, last: int, given: Mapping[str, Any], views: Mapping[str, View]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.call import Record
 from torch_lms.capture.page_owner import Use
 from torch_lms.capture.pieces.owner import TileOwner
-from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of
+from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of, part
 from torch_lms.capture.pieces.views import View
 from torch_lms.capture.registry import STORAGE, storage_nbytes
 from torch_lms.capture.schema import describe
@@ -258,23 +257,17 @@ class TileTable:
         self._enter(untyped_storage(made), tiles)
         return made
 
-    def tile(self, tensor: torch.Tensor, dim: int, bounds: tuple[int, ...], most: int) -> View | None:
-        """Cut a page into tiles along ``dim``, if it has more than half of ``most`` bytes: as a whole it would come for
-        each piece. None if it stays whole.
-        """
+    def tile(self, tensor: torch.Tensor, grid: Grid) -> View | None:
+        """Cut a page into tiles, so that it need not come as a whole for each piece. None if it stays whole."""
         storage = untyped_storage(tensor)
         page = self._owner.find(storage)
-        if page is None or page.nbytes * 2 <= most or not is_dense(tensor) or tensor.nbytes != page.nbytes:
+        if page is None or not is_dense(tensor) or tensor.nbytes != page.nbytes or not self._owner.may_leave(page):
             return None
-        if not self._owner.may_leave(page):
-            return None
-        grid: Grid = [(0, size) for size in tensor.shape]
-        grid[dim] = bounds
         tiles = Tiles(tensor, tensor.device, grid, {})
         with self.seen():
             whole = tensor.detach()
-            for (place, _), (first, last) in zip(tiles.regions(), pairwise(bounds), strict=True):
-                tiles.cells[place] = copied(whole.narrow(dim, first, last - first), tiles.order)
+            for place, region in tiles.regions():
+                tiles.cells[place] = copied(part(whole, region), tiles.order)
         self._enter(storage, tiles)
         STORAGE.resize_(storage, 0)
         self._owner.resized(page)
