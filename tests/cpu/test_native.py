@@ -468,6 +468,41 @@ def test_an_operation_that_fits_is_not_told_to_python(monkeypatch: pytest.Monkey
 
 
 @needs_native
+def test_a_training_step_that_fits_is_not_told_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its operations, the names of the optimizer's for profilers among them, nor what is born and dies."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.LayerNorm(64), nn.Dropout(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(512, 64)).square().mean().backward()
+        optimizer.step()
+
+    told: list[str] = []
+
+    def telling(kind: type, name: str) -> None:
+        call = getattr(kind, name)
+
+        def tell(*given: Any, **named: Any) -> Any:
+            told.append(f"{name} {given[1]}")
+            return call(*given, **named)
+
+        monkeypatch.setattr(kind, name, tell)
+
+    telling(LmsMode, "run")
+    telling(Engine, "created")
+    telling(Engine, "died")
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu"):
+        for _ in range(2):
+            step()
+        assert told
+        told.clear()
+        for _ in range(3):
+            step()
+        assert not told
+
+
+@needs_native
 def test_what_takes_an_address_leaves_the_fast_path_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """As packed sequences do in each step: what comes after them is not told to Python either."""
     lengths = torch.tensor([20, 18, 15, 12])

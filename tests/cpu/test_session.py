@@ -22,7 +22,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torch_lms
 from torch_lms.errors import SessionError, StoreFullError, UsageError
-from torch_lms.runtime import api
+from torch_lms.runtime import api, backend, session
+from torch_lms.runtime.limits import AutoLimit
 from torch_lms.stores.spill_file import SpillFile
 
 _nbytes = torch._C.StorageBase.nbytes
@@ -163,6 +164,29 @@ def test_demand_is_what_lives_at_once() -> None:
         _ = a + c
         lms.step()
         assert lms.stats().demand_bytes == 3 * 4000
+
+
+@pytest.mark.usefixtures("_each_interposer")
+def test_pages_are_only_counted_until_some_have_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where limit="auto" shrinks between two steps: then each is known before any is chosen."""
+    free = 64 << 20
+    monkeypatch.setattr(session, "REFRESH_EVERY_S", 0.0)
+    monkeypatch.setattr(backend, "auto_limit", lambda *_: AutoLimit(free, "a test says so", 64 << 20))
+    with torch_lms.session(min_size=1024, device="cpu") as lms:
+        kept = [torch.full((1 << 18,), float(number)) for number in range(5)]
+        del kept[0]
+        lms.step()
+        book = api.current_session()._default.engine.pager.book
+        assert (book.ledger.device, book.ledger.live, len(book)) == (4 << 20, 4 << 20, 0)
+        assert lms.stats().demand_bytes == 5 << 20
+        kept.append(kept[0] + kept[1])
+        del kept[1]
+        lms.step()
+        assert (book.ledger.device, book.ledger.peak_live, len(book)) == (4 << 20, 4 << 20, 3)
+        free = -(2 << 20)
+        lms.step()
+        assert (book.ledger.device, book.ledger.live, len(book)) == (2 << 20, 4 << 20, 4)
+        assert [page[-1].item() for page in kept] == [1, 3, 4, 3]
 
 
 def test_pages_die_without_the_garbage_collector() -> None:

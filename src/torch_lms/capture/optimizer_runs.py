@@ -46,7 +46,7 @@ class OptimizerRuns:
     depend on those of another.
 
     Args:
-        limit_of: the limit of a device in bytes; None if nothing is paged there.
+        limit_of: the limit of a device in bytes; None if nothing is paged there, or nothing would be in a step.
     """
 
     def __init__(self, limit_of: Callable[[torch.device], int | None]) -> None:
@@ -89,12 +89,15 @@ class OptimizerRuns:
         parameters = group["params"]
         if not parameters or group.get("differentiable"):
             return None
+        limit = self._limit_of(parameters[0].device)
+        if limit is None:
+            return None
         # PyTorch chooses by all of them whether it uses lists: so all must be alike.
         if len({(type(p), p.device) for p in parameters}) > 1:
             return None
         if any(p.grad is not None and p.grad.is_sparse for p in parameters):
             return None
-        return self._limit_of(parameters[0].device)
+        return limit
 
 
 def _is_known(optimizer: Optimizer) -> bool:

@@ -107,6 +107,9 @@ _EMPTY = frozenset({"aten::empty", "aten::empty_strided", "aten::empty_like", "a
 _TRUSTED = frozenset({"aten", "prim", "prims", "quantized", "mkldnn", "torchvision"})
 """Namespaces whose schemas are known to tell what is written, but for the lists above."""
 
+_WITHOUT_TENSORS = frozenset({"profiler"})
+"""Namespaces whose operators neither take nor give tensors, nor objects that hold any."""
+
 _WHOLE_ON_GPUS = frozenset({"aten::_fused_rms_norm"})
 """Operators that are made of others on the CPU alone: on a GPU they have a kernel, which rounds in another way."""
 
@@ -119,7 +122,7 @@ class OpInfo:
 
     Attributes:
         name: as in "aten::add.Tensor".
-        view: it only makes views: no byte is touched.
+        view: it only makes views, or nothing: no byte is touched.
         writes: (position, name) of the arguments it writes.
         creates: its results may have bytes that its arguments have not.
         empty: its result is memory as it came, and C++ may fill it without an operation that shows it.
@@ -190,7 +193,7 @@ def describe(func: Any) -> OpInfo:
 
 
 def _is_known(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func.namespace in _TRUSTED
+    return isinstance(func, torch._ops.OpOverload) and func.namespace in _TRUSTED | _WITHOUT_TENSORS
 
 
 def _describe(func: torch._ops.OpOverload) -> OpInfo:
@@ -206,7 +209,8 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         if argument.name in kept:
             keeps.append((position, argument.name))
     aliases = any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns)
-    is_view = not writes and (aliases or schema.name in _UNDECLARED_VIEWS)
+    is_bare = func.namespace in _WITHOUT_TENSORS
+    is_view = is_bare or (not writes and (aliases or schema.name in _UNDECLARED_VIEWS))
     has_new_result = any(result.alias_info is None and str(result.type) not in _NUMBERS for result in schema.returns)
     is_made_of_others = is_composite(func.name())
     reads_bytes = is_made_of_others and not is_view and _may_read_bytes(func)
@@ -222,7 +226,7 @@ def _describe(func: torch._ops.OpOverload) -> OpInfo:
         opaque=False,
         keeps=tuple(keeps),
         keeps_results=schema.name in _KEPT_RESULTS,
-        has_object=_OBJECT in str(schema),
+        has_object=_OBJECT in str(schema) and not is_bare,
         collective=False,
         list_args=_list_args(schema),
         retypes=schema.name in _RETYPING or func.name() in _RETYPING,

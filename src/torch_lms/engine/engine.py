@@ -592,15 +592,23 @@ class Engine:
     def _limit_of_plans(self) -> int:
         return int(self.pager.limit * (_SHARE_OF_AUTO if self._is_auto else 1))
 
-    def refresh_limit(self, at_most_every_s: float = 0.0) -> None:
-        """With limit "auto": what is on the device now and what it can still hold, as far as is known (N7)."""
+    def refresh_limit(self, at_most_every_s: float = 0.0, before_moves: Callable[[], None] | None = None) -> None:
+        """With limit "auto": what is on the device now and what it can still hold, as far as is known (N7).
+
+        Args:
+            at_most_every_s: it stays as it is if it was refreshed since.
+            before_moves: called before pages have to leave for it, so that each of them is known.
+        """
         if not self._is_auto or self._ask_free is None:
             return
         now = time.monotonic()
         if now - self._refreshed_at >= at_most_every_s:
             self._refreshed_at = now
             limit = self.pager.book.ledger.device + self._ask_free(self._workspace_bytes)
-            self.set_soft_limit(limit if self._ceiling is None else min(limit, self._ceiling))
+            limit = limit if self._ceiling is None else min(limit, self._ceiling)
+            if limit < self.pager.book.ledger.device and before_moves is not None:
+                before_moves()
+            self.set_soft_limit(limit)
 
     def set_limit(self, nbytes: int) -> None:
         """From now on pages may occupy ``nbytes``, whatever was known or learned before."""

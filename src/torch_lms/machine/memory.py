@@ -1,8 +1,8 @@
 """How much memory this process may still take, and which of the kernel's limits says so. Linux; reads files only."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from torch_lms.errors import UnsupportedError
@@ -60,6 +60,7 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
     if "MemTotal" not in info:
         raise UnsupportedError(f"expected Linux's memory figures in {root / 'proc/meminfo'}; found none")
     process = _kilobyte_lines(root / "proc/self/status")
+    rlimits = _text(root / "proc/self/limits")
     cgroup_limit, cgroup_used = _tightest_group(root)
     strict = _number(root / "proc/sys/vm/overcommit_memory") == _STRICT_OVERCOMMIT
     return HostMemory(
@@ -68,9 +69,9 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
         available=info.get("MemAvailable", info.get("MemFree", 0)),
         cgroup_limit=cgroup_limit,
         cgroup_used=cgroup_used,
-        rlimit_data=_rlimit(root, "Max data size"),
+        rlimit_data=_rlimit(rlimits, "Max data size"),
         data_used=process.get("VmData", 0),
-        rlimit_as=_rlimit(root, "Max address space"),
+        rlimit_as=_rlimit(rlimits, "Max address space"),
         address_space_used=process.get("VmSize", 0),
         commit_limit=info.get("CommitLimit") if strict else None,
         committed=info.get("Committed_AS", 0),
@@ -80,7 +81,8 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
 def _text(path: Path) -> str:
     """The file's text; "" where it cannot be read: which files exist depends on kernel, container and rights."""
     try:
-        return path.read_text()
+        with path.open("rb", buffering=0) as file:
+            return file.read().decode()
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -95,9 +97,9 @@ def _kilobyte_lines(path: Path) -> dict[str, int]:
     return {name: int(kb) * 1024 for name, kb in re.findall(r"^(\w+):\s+(\d+) kB$", _text(path), re.MULTILINE)}
 
 
-def _rlimit(root: Path, label: str) -> int | None:
-    """The soft limit, read from /proc: unlike ``resource``, a test can put that elsewhere."""
-    match = re.search(rf"^{label}\s+(\d+)\s", _text(root / "proc/self/limits"), re.MULTILINE)
+def _rlimit(limits: str, label: str) -> int | None:
+    """The soft limit, as /proc tells it: unlike ``resource``, a test can put that elsewhere."""
+    match = re.search(rf"^{label}\s+(\d+)\s", limits, re.MULTILINE)
     return int(match[1]) if match else None
 
 
@@ -105,18 +107,24 @@ def _tightest_group(root: Path) -> tuple[int | None, int | None]:
     """Limit and use of the control group that has least left; (None, None) without a limit anywhere."""
     groups = [
         found
-        for directory, is_v2 in _group_directories(root)
+        for directory, is_v2 in _group_directories(root, _text(root / "proc/self/cgroup"))
         if (found := _v2_limit(directory) if is_v2 else _v1_limit(directory)) is not None
     ]
     return min(groups, key=lambda group: group[0] - group[1], default=(None, None))
 
 
-def _group_directories(root: Path) -> Iterator[tuple[Path, bool]]:
+@lru_cache(maxsize=8)
+def _group_directories(root: Path, own: str) -> list[tuple[Path, bool]]:
     """Directories of this process's memory groups, from its own up to the root of what is mounted; and whether v2.
+    They are looked up once, as long as the groups are the same.
 
     A machine may have both hierarchies mounted; the memory controller is in one of them, the other's files are missing.
+
+    Args:
+        root: as ``read_host_memory`` has it.
+        own: what the kernel says of the process's groups.
     """
-    paths = _own_groups(root)
+    paths, found = _own_groups(own), []
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, filesystem = before.split(), after.split()
@@ -127,14 +135,14 @@ def _group_directories(root: Path) -> Iterator[tuple[Path, bool]]:
             continue
         group = _below(paths.get("" if is_v2 else "memory", "/"), mounted=fields[3])
         mount = root / _unescaped(fields[4]).lstrip("/")
-        for part in (group, *group.parents):
-            yield mount / part, is_v2
+        found += [(mount / part, is_v2) for part in (group, *group.parents)]
+    return found
 
 
-def _own_groups(root: Path) -> dict[str, str]:
+def _own_groups(told: str) -> dict[str, str]:
     """This process's group in each hierarchy, by controller; v2's is under ""."""
     groups: dict[str, str] = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in told.splitlines():
         _, controllers, path = line.split(":", 2)
         groups.update(dict.fromkeys(controllers.split(","), path))
     return groups

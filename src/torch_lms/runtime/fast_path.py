@@ -110,6 +110,10 @@ class FastPath:
         most = engine.pager.limit if self.fills_limit else engine.fast_path_bytes
         return self._table.live_bytes(engine) + nbytes <= most
 
+    def is_roomy(self, engine: Engine) -> bool:
+        """Whether it is open, and there is room for as much again as is there."""
+        return self.is_open and 2 * self._table.live_bytes(engine) <= engine.pager.limit
+
     def close(self) -> None:
         """Pages are about to move: pin those of the operations that are on the fast path on other threads.
 

@@ -92,7 +92,7 @@ class NativeRegistry(Registry):
 class NativePageTable(PageTable):
     """All pages of all devices of one kind, most of which the native interposer finds by itself.
 
-    The bytes of young pages are counted there, and in the ledgers only once their engines hear of them.
+    The bytes of young pages are counted there, and in the ledgers only at the ends of steps.
     """
 
     registry: NativeRegistry
@@ -101,6 +101,7 @@ class NativePageTable(PageTable):
         self, kind: str, lock: RLock, new_backend: Callable[[torch.device], DeviceBackend], native: Native
     ) -> None:
         self._native = native
+        self._young_bytes: dict[DeviceBackend, int] = {}
         super().__init__(kind, lock, new_backend)
 
     def _new_registry(self) -> NativeRegistry:
@@ -121,8 +122,11 @@ class NativePageTable(PageTable):
             self.home(entry).executor.use((entry,))
         return entry
 
-    def reap(self) -> None:
+    def reap(self, keep_young: bool = False) -> None:
         self.count_dead()
+        self._count_young(keep_young)
+        if keep_young:
+            return
         for page, storage, stream in self._native.take_young():
             if not storage_nbytes(storage):  # freed by hand since: a new page if it is filled again
                 self._native.drop(page)
@@ -130,9 +134,17 @@ class NativePageTable(PageTable):
             entry = self.registry.get(page) or self.registry.enter(page, storage)
             self._born(entry, stream)
             self.home(entry).add(entry, why_unpageable(storage, is_owned=False))
+
+    def _count_young(self, are_there: bool) -> None:
+        """Have the ledgers hear of the most that was there, and of the bytes of young pages, if there are any now."""
         for backend in self.backends:
-            peak_bytes = self._native.take_peak(index_of(backend.device))
-            backend.engine.pager.book.ledger.note_peaks(peak_bytes, peak_bytes)
+            ledger, device = backend.engine.pager.book.ledger, index_of(backend.device)
+            ledger.remove(self._young_bytes.pop(backend, 0))
+            if are_there:
+                self._young_bytes[backend] = self._native.live_bytes(device) - ledger.live
+                ledger.add(self._young_bytes[backend])
+            peak_bytes = self._native.take_peak(device)
+            ledger.note_peaks(peak_bytes, peak_bytes)
 
     def born_as_planned(self, births: list[tuple[PageId, torch.UntypedStorage, int, int]]) -> list[Birth]:
         """Pages that were born while a plan was followed: their numbers, storages, streams, and numbers in the plan."""

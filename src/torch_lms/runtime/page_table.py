@@ -52,7 +52,7 @@ class PageTable:
     def __init__(self, kind: str, lock: RLock, new_backend: Callable[[torch.device], DeviceBackend]) -> None:
         self.registry = self._new_registry()
         self.find = self.registry.find
-        self._young: set[Entry] = set()
+        self._young: dict[Entry, None] = {}  # in the order of their births
         self._kind = kind
         self._is_cpu = kind == "cpu"
         self._lock = lock
@@ -123,18 +123,24 @@ class PageTable:
         """``storage`` is born on the fast path."""
         backend = self.default if self._is_cpu else self.backend_of(storage.device)
         entry = self.registry.add(storage, backend.engine)
-        self._young.add(entry)
+        self._young[entry] = None
         backend.engine.pager.book.ledger.add(entry.nbytes)
         if backend.executor.has_streams:
             backend.executor.use((entry,))
         return entry
 
-    def reap(self) -> None:
-        """Have the engines hear of all that died, and of all young pages."""
+    def reap(self, keep_young: bool = False) -> None:
+        """Have the engines hear of all that died, and of all young pages.
+
+        Args:
+            keep_young: of young ones only the ledgers hear, while nobody needs to know them one by one.
+        """
         if self.registry.deaths:
             self.count_dead()
-        while self._young:
-            entry = self._young.pop()
+        if keep_young:
+            return
+        young, self._young = self._young, {}
+        for entry in young:
             entry.engine.pager.book.ledger.remove(entry.nbytes)
             storage = entry()
             self.home(entry).add(entry, "" if storage is None else why_unpageable(storage, is_owned=False))
@@ -143,7 +149,7 @@ class PageTable:
         """Forget the pages whose storages died. Most young ones die before their engine hears of them."""
         for entry in self.registry.dead():
             if entry in self._young:
-                self._young.remove(entry)
+                del self._young[entry]
                 entry.engine.pager.book.ledger.remove(entry.nbytes)
                 self.home(entry).executor.forget(entry)
             else:

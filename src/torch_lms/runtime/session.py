@@ -258,12 +258,12 @@ class Session(PageOwner):
         if not self.fast_path.has_room(entry.engine):
             self.fast_path.close()
 
-    def _reap(self) -> None:
+    def _reap(self, keep_young: bool = False) -> None:
         """Bring the books up to date: which operations passed unseen, whose storages died, who was born, whose holds
-        ended.
+        ended. ``keep_young``: see ``PageTable.reap``.
         """
         if not self.fast_path.take_over():
-            self._table.reap()
+            self._table.reap(keep_young)
         self._holds.release()
 
     # -- operations --------------------------------------------------------------------------------------------------
@@ -282,8 +282,9 @@ class Session(PageOwner):
         return sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
 
     def limit_of(self, device: torch.device) -> int | None:
-        """Bytes of ``device`` that pages may occupy; None if it has none."""
-        return self._table.backend_of(device).engine.pager.limit if device.type == self.kind else None
+        """Bytes of ``device`` that pages may occupy; None if it has none, or there is room for as much again."""
+        engine = self._table.backend_of(device).engine if device.type == self.kind else None
+        return None if engine is None or self.fast_path.is_roomy(engine) else engine.pager.limit
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return self._engine_of(entries).pager.limit
@@ -566,11 +567,11 @@ class Session(PageOwner):
     def step(self) -> None:
         """A training step ended."""
         with self.lock:
-            self._reap()
+            self._reap(keep_young=self.fast_path.is_open)
             self.mode.large.step_ended()
             backends = self._table.backends
             for backend in backends:
-                backend.engine.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
+                backend.engine.refresh_limit(REFRESH_EVERY_S, before_moves=self._reap)
                 backend.engine.step_ended()
                 if backend.allocator is not None:
                     backend.allocator.shed()

@@ -118,6 +118,7 @@ class Following {
     account.limit = handover_.limit;
     account.resident = handover_.resident;
     account.peak = handover_.peak;
+    account.watched_from = account.unwatched = 0;
     account.resident_peak = handover_.resident_peak;
     account.held = handover_.held;
     wait_for_room();

@@ -1005,12 +1005,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       return all.pages.account(device).live;
     });
   });
-  module.def("take_peak", [](int device) {
-    return locked([&](Interposer& all) {
-      Account& account = all.pages.account(device);
-      return std::exchange(account.peak, int64_t{0});
-    });
-  });
+  module.def("take_peak", [](int device) { return locked([&](Interposer& all) { return all.pages.take_peak(device); }); });
   module.def("count", [] { return locked([](Interposer& all) { return all.pages.size(); }); });
 }
 

@@ -100,7 +100,9 @@ struct Account {
   int64_t limit = 0;
   int64_t most_unseen = 0;  // from so many bytes of pages on it has to be known what operations create
   int64_t live = 0;  // includes the dead that nobody has found yet
-  int64_t peak = 0;  // the most that `live` was since `take_peak`
+  int64_t peak = 0;  // the most that `live` was since `take_peak`, where that was above `watched_from`
+  int64_t watched_from = 0;
+  int64_t unwatched = 0;  // the most that it was below, with some that were dead
   int64_t resident = 0;  // of these on the device; true while a plan is followed
   int64_t resident_peak = 0;
   std::array<int64_t, max_tiers> held = {};  // bytes of its pages in each lower tier; true while a plan is followed
@@ -251,21 +253,35 @@ class Pages {
     return std::exchange(stale_, {});
   }
 
-  // A page was born at the present `live`: how much there is at most. Looks for the dead only where that may matter.
+  // A page was born at the present `live`: how much there is at most. Looks for the dead only where that may matter:
+  // all pages are looked at each time.
   void note_peak(int device) {
     Account& its = account(device);
-    if (its.live > its.peak || its.resident > its.resident_peak || ++births_ >= max_births_) {
+    if (its.live <= its.watched_from) {
+      its.unwatched = std::max(its.unwatched, its.live);
+    }
+    const bool may_be_peak = its.live > std::max(its.peak, its.watched_from) || its.resident > its.resident_peak;
+    if (may_be_peak || ++births_ >= std::max(min_births_, all_.size() / 8)) {
       sweep();
       its.peak = std::max(its.peak, its.live);
       its.resident_peak = std::max(its.resident_peak, its.resident);
     }
   }
 
+  // The most that was alive since this was last asked. What stays well below is not known as exactly the next time.
+  int64_t take_peak(int device) {
+    Account& its = account(device);
+    const int64_t peak = std::max(its.peak, its.unwatched);
+    its.peak = its.unwatched = 0;
+    its.watched_from = peak - peak / 64;
+    return peak;
+  }
+
   std::vector<PageId> take_deaths() {
     return std::exchange(deaths_, {});
   }
 
-  // The young pages, which Python hears of now.
+  // The young pages, which Python hears of now: the oldest first.
   std::vector<Page*> take_young() {
     std::vector<Page*> young;
     if (!std::exchange(has_young_, false)) {
@@ -278,6 +294,7 @@ class Pages {
         young.push_back(page.get());
       }
     }
+    std::sort(young.begin(), young.end(), [](const Page* one, const Page* other) { return one->id < other->id; });
     return young;
   }
 
@@ -329,7 +346,7 @@ class Pages {
   int lanes_tier = no_tier;
 
  private:
-  static constexpr int max_births_ = 64;
+  static constexpr size_t min_births_ = 64;  // between two looks for the dead that nothing else asks for
 
   void grow(const Page& page, int64_t nbytes) {
     Account& its = account(page.device);
@@ -364,7 +381,7 @@ class Pages {
   int64_t leaving_ = 0;
   std::vector<Account> accounts_;  // by the device's index; that of the CPU is -1
   PageId next_ = 0;
-  int births_ = 0;
+  size_t births_ = 0;
   bool has_young_ = false;
 };
 
