@@ -79,6 +79,8 @@ def _beside(names: tuple[str, ...]) -> Cuts:
 
     def cuts(given: Arguments) -> Iterator[Cut]:
         tensor = given[names[0]]
+        if not isinstance(given.get("dim"), int):
+            return
         line = given["dim"] % max(1, tensor.dim())
         for dim in _longest_first(tensor, set(range(tensor.dim())) - {line}):
             if step := _step_beside(tensor, dim, {line}):
@@ -103,6 +105,49 @@ def _step_beside(tensor: torch.Tensor, dim: int, lines: set[int]) -> int:
         return 1
     step = ALIGNED // math.gcd(ALIGNED, stride)
     return step if tensor.shape[dim] % step == 0 else 0
+
+
+def _moved(given: Arguments) -> Iterator[Cut]:
+    """Elements move along the argument ``dims`` alone."""
+    tensor = given["self"]
+    lines = {dim % tensor.dim() for dim in given["dims"]} if tensor.dim() else set()
+    for dim in _longest_first(tensor, set(range(tensor.dim())) - lines if lines else set()):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim), True)
+
+
+def _chosen(given: Arguments) -> Iterator[Cut]:
+    """Elements are taken from places along the argument ``dim``, the same in each line, or those of its own."""
+    tensor, index = given["self"], given["index"]
+    if tensor.dim() == 0:
+        return
+    line = given["dim"] % tensor.dim()
+    own = index.dim() == tensor.dim() > 1
+    for dim in _longest_first(tensor, set(range(tensor.dim())) - {line}):
+        if not own or index.shape[dim] == tensor.shape[dim]:
+            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self", "index") if own else ("self",), dim), True)
+
+
+def _indexed(given: Arguments) -> Iterator[Cut]:
+    """The same by lists of indices: along dimensions that have none."""
+    tensor, indices = given["self"], given["indices"]
+    free = {dim for dim in range(tensor.dim()) if dim >= len(indices) or indices[dim] is None}
+    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return  # a mask may have several dimensions
+    for dim in _longest_first(tensor, free):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim), True)
+
+
+def _triangle(given: Arguments) -> Iterator[Cut]:
+    """By matrices, or by rows: below each the diagonal has gone on by one."""
+    tensor = given["self"]
+    rows = tensor.dim() - 2
+    for dim in range(rows):
+        yield Cut("matrices", tensor.shape[dim], _same(("self",), dim), True)
+
+    def by_row(first: int, last: int) -> dict[str, Any]:
+        return {"self": Slab(rows, first, last), "diagonal": given["diagonal"] + first}
+
+    yield Cut("rows", tensor.shape[rows], by_row, True)
 
 
 def _layer_norm(given: Arguments) -> Iterator[Cut]:
@@ -136,6 +181,32 @@ def _group_norm(given: Arguments) -> Iterator[Cut]:
     if tensor.shape[:2] == (batch, channels):
         yield Cut("samples", batch, samples)
         yield Cut("groups of channels", channels, by_group, step=step)
+
+
+def _group_norm_backward(given: Arguments) -> Iterator[Cut]:
+    """By samples only if the gradients of weight and bias, which are sums over them, are not asked for."""
+    tensor = given["input"]
+    batch, channels, groups = given["N"], given["C"], given["group"]
+    step = channels // groups
+    names = ("grad_out", "input", "mean", "rstd")
+
+    def by_group(first: int, last: int) -> dict[str, Any]:
+        count = (last - first) // step
+        found: dict[str, Any] = {name: Slab(1, first, last) for name in names[:2]}
+        found |= {name: Slab(1, first // step, last // step) for name in names[2:]}
+        found |= {"weight": Slab(0, first, last)} if given["weight"] is not None else {}
+        return found | {"C": last - first, "group": count}
+
+    if tensor.shape[:2] == (batch, channels) and given["mean"].shape == (batch, groups):
+        if not any(given["output_mask"][1:]):
+            yield Cut("samples", batch, lambda a, b: {**_same(names, 0)(a, b), "N": b - a})
+        yield Cut("groups of channels", channels, by_group, step=step)
+
+
+def _embedding_dense_backward(given: Arguments) -> Iterator[Cut]:
+    """By features: the gradient of a row is a sum over all indices that name it."""
+    dim = given["grad_output"].dim() - 1
+    yield Cut("features", given["grad_output"].shape[dim], _same(("grad_output",), dim))
 
 
 def _embedding(given: Arguments) -> Iterator[Cut]:
@@ -236,6 +307,18 @@ def _planes(names: tuple[str, ...], space: int, sizes: str = "", is_proven: bool
             yield Cut("channels" if dim == planes - 1 else "samples", tensor.shape[dim], takes, is_proven)
 
     return cuts
+
+
+def _samples(*names: str) -> Cuts:
+    """Each sample is computed by itself."""
+    return lambda given: iter([Cut("samples", given[names[0]].shape[0], _same(names, 0))])
+
+
+def _shuffled(given: Arguments) -> Iterator[Cut]:
+    """Each sample: its elements move within channels and a plane."""
+    tensor = given["self"]
+    for dim in range(tensor.dim() - 3):
+        yield Cut("samples", tensor.shape[dim], _same(("self",), dim), True)
 
 
 # -- matrix products -------------------------------------------------------------------------------------------------
@@ -418,23 +501,34 @@ _FUNCTIONS_OF_ROWS = ("grad_output", "output")
 _BATCH_NORM_BACKWARD = ("weight", *_STATISTICS, "save_mean", "save_invstd", "save_var")
 _UPSAMPLED = {"nearest2d": 2, "nearest3d": 3, "bilinear2d": 2, "bicubic2d": 2, "trilinear3d": 3}
 _ATTENTION = ("query", "key", "value")
+_OF_LINES = (
+    *("_softmax", "_safe_softmax", "_log_softmax", "glu", "cumsum", "cumprod", "logcumsumexp", "sort", "topk"),
+    *("argmax", "argmin", "max", "min", "prod"),
+)
 
 OPERATORS: dict[str, Cuts] = {
-    "_softmax": _beside(("self",)),
-    "_safe_softmax": _beside(("self",)),
-    "_log_softmax": _beside(("self",)),
     "_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),
     "_log_softmax_backward_data": _beside(_FUNCTIONS_OF_ROWS),
     "native_layer_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
     "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "embedding": _embedding,
+    "embedding_dense_backward": _embedding_dense_backward,
+    **dict.fromkeys(("flip", "roll"), _moved),
+    **dict.fromkeys(("gather", "index_select"), _chosen),
+    "index": _indexed,
+    **dict.fromkeys(("tril", "triu"), _triangle),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _shuffled),
+    **dict.fromkeys(_OF_LINES, _beside(("self",))),
+    "glu_backward": _beside(("self", "grad_output")),
+    "grid_sampler_2d": _samples("input", "grid"),
+    "grid_sampler_2d_backward": _samples("grad_output", "input", "grid"),
+    "grid_sampler_3d": _samples("input", "grid"),
+    "grid_sampler_3d_backward": _samples("grad_output", "input", "grid"),
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
-    "sum": _sum,
-    "mean": _sum,
-    "amax": _sum,
-    "amin": _sum,
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm"), _sum),
     "native_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _by_channel(("input",), _NORM_VECTORS),
     "_native_batch_norm_legit_no_training": _batch_norm,
@@ -451,6 +545,12 @@ OPERATORS: dict[str, Cuts] = {
             ("_adaptive_avg_pool", "", ("self",)),
             ("_adaptive_avg_pool", "_backward", ("grad_output", "self")),
         )
+    },
+    **{
+        f"{kind}_pad{space}d{which}": _planes(names, space, is_proven=not which)
+        for space in (1, 2, 3)
+        for kind in ("reflection", "replication")
+        for which, names in {"": ("self",), "_backward": ("grad_output", "self")}.items()
     },
     **{f"upsample_{kind}": _planes(("self",), space, is_proven=False) for kind, space in _UPSAMPLED.items()},
     **{

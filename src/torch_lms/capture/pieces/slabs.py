@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from torch_lms.capture.pieces import proof
 from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
@@ -113,6 +114,9 @@ def _tried(job: Job, cut: Cut, bounds: Bounds, tried: dict[str, Any]) -> list[An
 
 def _run(job: Job, cut: Cut, bounds: Bounds) -> Any:
     table, given = job.table, dict(job.given)
+    for leaf in pytree.arg_tree_leaves(*(value for value in given.values() if isinstance(value, list | tuple))):
+        if isinstance(leaf, torch.Tensor):
+            table.assemble(untyped_storage(leaf))
     slabs = {name: slab for name, slab in cut.takes(0, bounds[1]).items() if isinstance(slab, Slab)}
     placeholder = next((name for name, slab in slabs.items() if slab.shape_only), "")
     for name, tensor in tensors_of(job.given):
