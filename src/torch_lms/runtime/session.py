@@ -433,7 +433,7 @@ class Session(PageOwner):
 
     def _watch_all(self) -> None:
         """The mode has every operation while an interrupt waits, a thread's tensors are kept, or some are in tiles."""
-        self.interposer.watch_all(self.interrupted or bool(self._holds.keepers) or bool(self.mode.tiles))
+        self.interposer.watch_all(bool(self._holds.keepers) or bool(self.mode.tiles) or self.interrupted)
 
     @contextmanager
     def all_held(self) -> Iterator[None]:
