@@ -294,7 +294,7 @@ class PagerMachine(RuleBasedStateMachine):
     @rule(picks=PICKS, faults=FAULTS)
     def restore(self, picks: list[int], faults: dict[int, str]) -> None:
         pages = self.pick(picks)
-        with self.faults(faults):
+        with self.faults(faults, used=pages):  # which must not leave for each other
             self.rig.tell(Restore(pages))
             self.rig.read(pages)
 
