@@ -107,34 +107,35 @@ def _step_beside(tensor: torch.Tensor, dim: int, lines: set[int]) -> int:
     return step if tensor.shape[dim] % step == 0 else 0
 
 
+def _copied_beside(tensor: torch.Tensor, lines: set[int], names: tuple[str, ...] = ("self",)) -> Iterator[Cut]:
+    """Elements are copied, from places along ``lines`` that are the same for each: any other dimension can be cut."""
+    for dim in _longest_first(tensor, set(range(tensor.dim())) - lines):
+        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(names, dim), True)
+
+
 def _moved(given: Arguments) -> Iterator[Cut]:
-    """Elements move along the argument ``dims`` alone."""
+    """Elements move along the argument ``dims`` alone; along all of them, if it is empty."""
     tensor = given["self"]
-    lines = {dim % tensor.dim() for dim in given["dims"]} if tensor.dim() else set()
-    for dim in _longest_first(tensor, set(range(tensor.dim())) - lines if lines else set()):
-        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim), True)
+    if given["dims"]:
+        yield from _copied_beside(tensor, {dim % max(1, tensor.dim()) for dim in given["dims"]})
 
 
 def _chosen(given: Arguments) -> Iterator[Cut]:
     """Elements are taken from places along the argument ``dim``, the same in each line, or those of its own."""
     tensor, index = given["self"], given["index"]
-    if tensor.dim() == 0:
-        return
-    line = given["dim"] % tensor.dim()
-    own = index.dim() == tensor.dim() > 1
-    for dim in _longest_first(tensor, set(range(tensor.dim())) - {line}):
-        if not own or index.shape[dim] == tensor.shape[dim]:
-            yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self", "index") if own else ("self",), dim), True)
+    lines = {given["dim"] % max(1, tensor.dim())}
+    if index.dim() < tensor.dim():
+        yield from _copied_beside(tensor, lines)
+    else:
+        shorter = {dim for dim in range(tensor.dim()) if index.shape[dim] != tensor.shape[dim]}
+        yield from _copied_beside(tensor, lines | shorter, ("self", "index"))
 
 
 def _indexed(given: Arguments) -> Iterator[Cut]:
     """The same by lists of indices: along dimensions that have none."""
-    tensor, indices = given["self"], given["indices"]
-    free = {dim for dim in range(tensor.dim()) if dim >= len(indices) or indices[dim] is None}
-    if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return  # a mask may have several dimensions
-    for dim in _longest_first(tensor, free):
-        yield Cut(f"dimension {dim}", tensor.shape[dim], _same(("self",), dim), True)
+    indices = {dim: index for dim, index in enumerate(given["indices"]) if index is not None}
+    if not any(index.dtype in (torch.bool, torch.uint8) for index in indices.values()):  # masks may have several
+        yield from _copied_beside(given["self"], set(indices))
 
 
 def _triangle(given: Arguments) -> Iterator[Cut]:
@@ -288,7 +289,7 @@ def _planes(names: tuple[str, ...], space: int, sizes: str = "", is_proven: bool
 
     Args:
         names: of the arguments that have them.
-        space: 2 for planes, 3 for volumes.
+        space: 2 for planes, 3 for volumes; one more where the channels belong together.
         sizes: the name of the argument that has the shape of a result.
     """
 
@@ -307,18 +308,6 @@ def _planes(names: tuple[str, ...], space: int, sizes: str = "", is_proven: bool
             yield Cut("channels" if dim == planes - 1 else "samples", tensor.shape[dim], takes, is_proven)
 
     return cuts
-
-
-def _samples(*names: str) -> Cuts:
-    """Each sample is computed by itself."""
-    return lambda given: iter([Cut("samples", given[names[0]].shape[0], _same(names, 0))])
-
-
-def _shuffled(given: Arguments) -> Iterator[Cut]:
-    """Each sample: its elements move within channels and a plane."""
-    tensor = given["self"]
-    for dim in range(tensor.dim() - 3):
-        yield Cut("samples", tensor.shape[dim], _same(("self",), dim), True)
 
 
 # -- matrix products -------------------------------------------------------------------------------------------------
@@ -519,13 +508,14 @@ OPERATORS: dict[str, Cuts] = {
     **dict.fromkeys(("gather", "index_select"), _chosen),
     "index": _indexed,
     **dict.fromkeys(("tril", "triu"), _triangle),
-    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _shuffled),
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), _planes(("self",), 3)),
     **dict.fromkeys(_OF_LINES, _beside(("self",))),
     "glu_backward": _beside(("self", "grad_output")),
-    "grid_sampler_2d": _samples("input", "grid"),
-    "grid_sampler_2d_backward": _samples("grad_output", "input", "grid"),
-    "grid_sampler_3d": _samples("input", "grid"),
-    "grid_sampler_3d_backward": _samples("grad_output", "input", "grid"),
+    **{
+        f"grid_sampler_{space}d{which}": _planes(names, space + 1, is_proven=False)
+        for space in (2, 3)
+        for which, names in {"": ("input", "grid"), "_backward": ("grad_output", "input", "grid")}.items()
+    },
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm"), _sum),

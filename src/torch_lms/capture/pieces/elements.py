@@ -72,7 +72,8 @@ def run(job: Job) -> Any:
         if view is not None:
             with job.table.seen():
                 refine(view, tensors[name], grid, job.least)
-    views |= _put_in_tiles(job, target, itemsize, tensors, views, grid)
+    whole = {name: tensor for name, tensor in tensors.items() if views[name] is None and tensor.device.type == job.kind}
+    views |= _put_in_tiles(job, whole, grid, itemsize)
     gathered = [] if written else job.gathered()
     for region in regions:
         with job.table.seen():
@@ -82,8 +83,8 @@ def run(job: Job) -> Any:
         result = job.run_piece(taken)
         with job.table.seen():
             if not written:
-                for whole, piece in zip(gathered, as_results(result), strict=True):
-                    whole.put(region, piece)
+                for its, piece in zip(gathered, as_results(result), strict=True):
+                    its.put(region, piece)
                     del piece
             elif (view := views[written[0]]) is not None:
                 view.write(cuts_for(target, region), taken[written[0]])
@@ -132,21 +133,14 @@ def _longest(grid: Grid) -> int:
     return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
 
 
-def _put_in_tiles(
-    job: Job,
-    target: torch.Tensor,
-    itemsize: int,
-    tensors: dict[str, torch.Tensor],
-    views: dict[str, View | None],
-    grid: Grid,
-) -> dict[str, View]:
-    users = Counter(map(untyped_storage, tensors.values()))
+def _put_in_tiles(job: Job, whole: dict[str, torch.Tensor], grid: Grid, itemsize: int) -> dict[str, View]:
+    users = Counter(map(untyped_storage, whole.values()))
+    shape = tuple(bounds[-1] for bounds in grid)
 
     def grid_of(name: str) -> Grid | None:
-        is_alone = users[untyped_storage(tensors[name])] == 1
-        return grid if is_alone and tensors[name].shape == target.shape else None
+        tensor = whole[name]
+        return grid if tensor.shape == shape and users[untyped_storage(tensor)] == 1 else None
 
-    whole = {name: tensor for name, tensor in tensors.items() if views[name] is None and tensor.device.type == job.kind}
     return put_in_tiles(job, whole, itemsize * _longest(grid), grid_of, most=job.limit)
 
 
