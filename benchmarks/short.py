@@ -1,4 +1,5 @@
-"""What LMS costs the host while room is short, in planned steps: for each operation, action and recomputation.
+"""What LMS costs the host while room is short: for each operation, action and recomputation of planned steps, and for
+each operation and action of steps without a plan.
 
 python benchmarks/short.py                  # minutes; writes results/short-<machine>.json
 python benchmarks/short.py --device cuda    # pages of a GPU; writes results/short-<machine>-cuda.json
@@ -35,8 +36,14 @@ from torch_lms.runtime.calibrate import actions_of
 from torch_lms.runtime.cpu import CpuExecutor
 from torch_lms.runtime.probe import probe
 
-FORMAT = 1
-GOALS = {"operation": 2.0, "action": 10.0, "recomputation": None}
+FORMAT = 2
+GOALS = {
+    "operation": 2.0,
+    "action": 10.0,
+    "recomputation": None,
+    "operation without a plan": None,
+    "action without a plan": None,
+}
 """Most microseconds with the native interposer, if there is such a goal."""
 
 _SLOW = Speeds(1e4, 1e4)
@@ -136,7 +143,9 @@ WAYS_OF_DEVICES = {"python": Way("python", nullcontext), "native": Way("native",
 """Those with streams."""
 
 
-def added(way: Way, away: int, ops: int, device: torch.device, recompute: bool = False) -> tuple[float, float]:
+def added(
+    way: Way, away: int, ops: int, device: torch.device, recompute: bool = False, policy: str = "planned"
+) -> tuple[float, float]:
     """What LMS adds to a step: seconds of a processor, and actions; with ``recompute``, recomputations instead."""
     step = new_step(away, ops, device)
     step()
@@ -144,7 +153,7 @@ def added(way: Way, away: int, ops: int, device: torch.device, recompute: bool =
     os.environ["TORCH_LMS_INTERPOSER"] = way.interposer
     # The pages that all others are made of, that which grows, and what an operation makes beside them.
     limit = max(5, away // 2) * _PAGE_BYTES
-    settings = {"limit": limit, "min_size": _PAGE_BYTES, "device": device, "spill_dir": _IN_MEMORY}
+    settings = {"limit": limit, "min_size": _PAGE_BYTES, "device": device, "spill_dir": _IN_MEMORY, "policy": policy}
     speeds = patch.object(engine, "Speeds", lambda *_: _SLOW) if recompute else nullcontext()
     with way.store(), speeds, torch_lms.session(recompute=recompute, **settings) as lms:
         for _ in range(_WARM_UP):
@@ -153,7 +162,7 @@ def added(way: Way, away: int, ops: int, device: torch.device, recompute: bool =
         lms.reset_stats()
         lms_s = seconds_of(step, device)
         stats = lms.stats()
-    if stats.planned_steps != _STEPS:
+    if policy == "planned" and stats.planned_steps != _STEPS:
         raise SystemExit(f"{stats.planned_steps} of {_STEPS} steps were planned, so this measures something else")
     if recompute and stats.evictions > stats.recomputes / 4:
         raise SystemExit(f"{stats.evictions} pages were moved where {stats.recomputes} were recomputed")
@@ -166,13 +175,15 @@ def measure(way: Way, rounds: int, device: torch.device) -> dict[str, list[float
     """
     found: dict[str, list[float]] = {what: [] for what in GOALS}
     for _ in range(rounds):
-        few_s, _ = added(way, 20, 200, device)
-        many_s, _ = added(way, 20, 1200, device)
-        op_s = (many_s - few_s) / 1000
-        more_s, more = added(way, 100, 200, device)
-        _, few = added(way, 20, 200, device)
-        found["operation"].append(op_s * 1e6)
-        found["action"].append((more_s - few_s - 160 * op_s) / (more - few) * 1e6)
+        op_s = 0.0
+        for policy, suffix in (("reactive", " without a plan"), ("planned", "")):
+            few_s, _ = added(way, 20, 200, device, policy=policy)
+            many_s, _ = added(way, 20, 1200, device, policy=policy)
+            op_s = (many_s - few_s) / 1000
+            more_s, more = added(way, 100, 200, device, policy=policy)
+            _, few = added(way, 20, 200, device, policy=policy)
+            found[f"operation{suffix}"].append(op_s * 1e6)
+            found[f"action{suffix}"].append((more_s - few_s - 160 * op_s) / (more - few) * 1e6)
         (more_s, more), (few_s, few) = (added(way, away, 200, device, recompute=True) for away in (100, 20))
         found["recomputation"].append((more_s - few_s - 160 * op_s) / (more - few) * 1e6)
     return found

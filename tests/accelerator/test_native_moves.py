@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +20,10 @@ from tests import accelerator, carrying
 from tests.campaign.found import ROOT
 from tests.carrying import LIMIT, WARM_UP, Carrying, again_and_again
 from tests.fault_rig import backend_now, check_books
+from tests.injection import NthCall, in_place_of
 from tests.ways import IS_NATIVE
 from torch_lms.capture.mode import LmsMode
+from torch_lms.engine import Engine, PlanCache
 from torch_lms.native.load import find
 from torch_lms.runtime.native_streams import NativeStreamExecutor
 from torch_lms.timeline import Lane
@@ -64,6 +67,27 @@ def test_operations_on_pages_that_are_away_pass_natively(device: torch.device, m
     assert stats.planned_steps == STEPS
     assert stats.fetches > 20 * STEPS
     assert seen.total() < 0.1 * STEPS * ops, seen.most_common(3)
+
+
+@pytest.mark.parametrize("schedule", ["eager", "mixed", "lazy"])
+def test_operations_without_a_plan_pass_natively(
+    schedule: str, module: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, expected: torch.Tensor
+) -> None:
+    """Pages leave and come by an outlook, and the record of the step says when each operation ran on the device."""
+    module.schedule(schedule, 5)
+    monkeypatch.setattr(PlanCache, "begin_step", lambda *_: [])
+    decide = partial(NthCall, number=0, instead=lambda call, *given: call(*given))
+    with carrying.carrying(device, expected) as session, in_place_of(Engine, "op_begins", decide) as told:
+        assert all(map(expected.equal, session.run(STEPS)))
+        stats, trace, timeline = session.lms.stats(), session.lms.trace(), session.lms.timeline()
+    assert stats.planned_steps == 0
+    assert stats.evictions > 20 * STEPS
+    assert stats.peak_resident_bytes <= LIMIT
+    assert told.calls < 0.3 * STEPS * len(trace.ops)
+    assert len(timeline.levels) == len(trace.ops)
+    computed = sorted((span for span in timeline.spans if span.lane is Lane.COMPUTE), key=lambda span: span.start_s)
+    assert sum(op.seconds for op in trace.ops) <= computed[-1].end_s - computed[0].start_s
+    assert sum(op.seconds > 0 for op in trace.ops) > 0.8 * len(trace.ops)
 
 
 @pytest.fixture

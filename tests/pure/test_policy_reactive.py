@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_lms.policy import Reactive, View
+from torch_lms.policy import FirstUse, Reactive, View
 from torch_lms.residency import Page
 
 NOW = 1000
@@ -85,3 +85,23 @@ def test_victims_may_leave_while_they_are_named() -> None:
     for victim in Reactive().victims(View(clean, dirty, NOW)):
         named += bool(clean.pop(victim.id, None) or dirty.pop(victim.id, None))
     assert (named, clean, dirty) == (100, {}, {})
+
+
+def test_an_outlook_names_idle_victims_in_the_order_of_eviction() -> None:
+    clean = [page(1, last_use=NOW - 1), page(2, last_use=NOW - 100)]
+    dirty = [page(3, nbytes=10), page(4, nbytes=30), page(5, last_use=NOW - 3)]
+    outlook = Reactive().outlook(view(clean, dirty))
+    assert outlook is not None
+    assert outlook.leaving == [2, 4, 3]
+
+
+def test_where_the_program_goes_in_rounds_there_is_no_outlook() -> None:
+    """Who leaves depends on what is needed next."""
+    reactive = Reactive()
+    pages = view(dirty=[page(1)])
+    pages.limit, pages.away = 1000, {9: page(9)}
+    for pages.step_began in (0, 500):
+        assert reactive.outlook(pages) is not None
+        reactive.went_on(pages, [FirstUse(NOW, 10 + number, 100) for number in range(4)], ran_short=True)
+    pages.step_began = 600
+    assert reactive.outlook(pages) is None

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from made_traces import Op, traced
 
-from torch_lms.policy import Prefetch, Reactive, View
+from torch_lms.policy import FirstUse, Outlook, Prefetch, Reactive, View
 from torch_lms.policy.prefetcher import Prefetcher
 from torch_lms.residency import Page, Tier
 from torch_lms.sim import LinkSpeeds, SimulatedStep, Simulator
@@ -165,6 +165,48 @@ def test_as_long_as_nobody_asks_for_room_nothing_is_copied() -> None:
     assert prefetcher.choose(view, [page(1)]) == Prefetch([1], [])
     view.step_began = 950
     assert prefetcher.choose(view, [page(1)]) is None
+
+
+# -- what the operations to come may go by, without being asked ------------------------------------------------------
+
+
+def outlook(*last_uses: int) -> Outlook | None:
+    """After pages with these last uses came back, one after the other. Others, used at 800 to 803, are away."""
+    view = View({}, {}, 1000, away={number: page(number, 800 + number) for number in range(4)}, limit=LIMIT)
+    view.step_began = 700
+    prefetcher = Prefetcher()
+    prefetcher.outlook(view, [])
+    prefetcher.went_on(view, [FirstUse(1000 + place, last_use, 100) for place, last_use in enumerate(last_uses)])
+    return prefetcher.outlook(view, [7, 8])
+
+
+def test_an_outlook_names_what_comes_back_in_the_order_of_the_program() -> None:
+    assert outlook(910, 905) == Outlook([7, 8], [3, 2, 1, 0], 0, LIMIT // 4)
+    assert outlook(905, 910) == Outlook([7, 8], [], 0, LIMIT // 4)
+
+
+def test_uses_within_sixteen_operations_tell_nothing() -> None:
+    assert outlook(999, 998) == outlook()
+
+
+def test_an_outlook_has_a_reserve_once_somebody_asked_for_room() -> None:
+    def reserve() -> int:
+        found = prefetcher.outlook(view, [])
+        assert found is not None
+        return found.reserve
+
+    view = View({}, {}, 1000, away={99: page(99)}, limit=LIMIT)
+    prefetcher = Prefetcher()
+    assert reserve() == 0
+    prefetcher.ran_short()
+    assert reserve() == LIMIT // 8
+    view.step_began = 900
+    assert reserve() == LIMIT // 8  # also in the step after
+    view.step_began = 950
+    assert reserve() == 0
+    prefetcher.ran_short()
+    view.away = {}
+    assert reserve() == 0
 
 
 # -- what that is worth ----------------------------------------------------------------------------------------------

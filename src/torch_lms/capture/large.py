@@ -71,7 +71,11 @@ class LargeOperations:
             return nbytes > limit // RUNS
         if nbytes > limit:
             self._is_squeezed = True
-        return nbytes > self._room(limit).most
+        return nbytes > self.most_at_once(limit)
+
+    def most_at_once(self, limit: int) -> int:
+        """Bytes that an operation may need, if it takes no lists, and is not to be one of them."""
+        return self._room(limit).most
 
     def _room(self, limit: int) -> Room:
         return Room(int(limit * _SHARE) if self._was_squeezed or self._is_squeezed else limit, limit)

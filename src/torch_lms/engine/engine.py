@@ -9,11 +9,12 @@ from math import inf
 from typing import NamedTuple, Protocol, cast
 
 from torch_lms.engine.backend import Backend, Mark, Spent
+from torch_lms.engine.followed import Followed
 from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
 from torch_lms.engine.step_record import StepRecord, Stretch
 from torch_lms.pager import Action, Pager
-from torch_lms.policy import Passed, PlanCursor, Planned, Policy, Rejoining
+from torch_lms.policy import ByOutlook, Outlook, Passed, PlanCursor, Policy
 from torch_lms.residency import PageId, Tier
 from torch_lms.timeline import Lane, Link, Timeline
 from torch_lms.trace import Living, Trace, TracedOp
@@ -187,8 +188,7 @@ class Engine:
         self._largest_bytes = 0  # of a page that was created
         self._has_seen_step = False  # from its first operation to its last
         self._fruitless = 0  # steps that were recorded, and followed no plan for long, since one did
-        self._cursors: list[PlanCursor] = []
-        self._rejoining: Rejoining | None = None  # the plan that the step has left last, as long as it follows none
+        self._followed = Followed(policy, plans)
         # The session may begin in the midst of a step: nothing is learned from the first record.
         self.record: StepRecord | None = StepRecord([])
         self._is_record_whole = False
@@ -208,12 +208,7 @@ class Engine:
         self._largest_bytes = max(self._largest_bytes, nbytes)
         if self.record is not None:
             self.record.created(page, nbytes, unpageable)
-        for cursor in self._cursors:
-            cursor.created(page, nbytes)
-            if cursor.has_diverged:
-                self._forget_diverged()  # makes a new list: this loop goes on over the old one
-        if self._rejoining is not None:
-            self._rejoining.created(page, nbytes)
+        self._followed.created(page, nbytes)
         self.pager.created(page, nbytes, unpageable, is_found=is_found)
         self._backend.use((page,))
 
@@ -229,10 +224,7 @@ class Engine:
         """The storage of ``page`` is gone."""
         if self.record is not None:
             self.record.died(page)
-        for cursor in self._cursors:
-            cursor.died(page)
-        if self._rejoining is not None:
-            self._rejoining.died(page)
+        self._followed.died(page)
         actions = self.pager.died(page)
         if actions:
             self._perform(actions)
@@ -264,12 +256,8 @@ class Engine:
         """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them."""
         if self.record is not None:
             now = self._backend.mark()
-            if not self._cursors and self._plans is not None and self._plans.has_news:
-                self._join_plans()
-            if self._cursors:
-                self._move_cursors(op.name, pages)
-            elif self._rejoining is not None:
-                self._rejoin(self._rejoining, op.name, pages)
+            self._join_plans()
+            self._followed.op_begins(op.name, pages)
             self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
             if self.record.op_count > _MAX_OPS:
                 self._stop_recording()
@@ -294,9 +282,10 @@ class Engine:
         """Where the step is in its plan, if operations may pass from here on for which the plan has nothing to do. They
         may not if it is not known what they create.
         """
-        if self.record is None or self._ran_out_at or len(self._cursors) != 1:
+        cursors = self._followed.cursors
+        if self.record is None or self._ran_out_at or len(cursors) != 1:
             return None
-        cursor = self._cursors[0]
+        cursor = cursors[0]
         return None if cursor.position < 0 or cursor.creates_more else cursor
 
     def passed(self, passed: Passed, stretch: Stretch) -> None:
@@ -306,14 +295,42 @@ class Engine:
             passed: what they did.
             stretch: those among them since pages were last moved.
         """
-        cursor, ledger = self._cursors[0], self.pager.book.ledger
-        if self.record is not None:
-            self.record.passed(cursor.plan.trace.ops, stretch, self._backend.mark(), ledger.host, ledger.disk)
+        cursor = self._followed.cursors[0]
+        self._have_passed(passed, cursor.plan.trace.ops, stretch)
         cursor.passed(passed)
-        self._largest_bytes = max([self._largest_bytes, *(birth.nbytes for birth in passed.births)])
         self._tell(self.pager.passed(passed))
-        if self.record is not None and self.record.op_count > _MAX_OPS:
-            self._stop_recording()
+
+    @property
+    def outlook(self) -> Outlook | None:
+        """What the operations to come may go by, if the step follows no plan."""
+        if self._ran_out_at or self._followed.cursors:
+            return None
+        return self.pager.outlook()
+
+    @property
+    def watches_for_plan(self) -> bool:
+        """Whether the step follows none, but may be like one again, so that not too many operations should pass."""
+        return self._followed.is_left
+
+    def went_on(self, passed: Passed, by_outlook: ByOutlook, stretch: Stretch) -> None:
+        """Operations went by the ``outlook``, and nothing had to be decided for them. Arguments as of ``passed``."""
+        ops = [
+            TracedOp(name, (), (), (), new_bytes, 0.0, self._recompute and is_repeatable)
+            for name, new_bytes, is_repeatable in by_outlook.ops
+        ]
+        self._have_passed(passed, ops, stretch)
+        if self.record is not None and self._followed.is_left:
+            self.record.tell_of_stretch(self._followed)
+        self._tell(self.pager.went_on(passed, by_outlook.first_uses))
+        self._backend.grows(by_outlook.made_bytes, self.pager.book.ledger.device, self.pager.limit)
+
+    def _have_passed(self, passed: Passed, ops: Sequence[TracedOp], stretch: Stretch) -> None:
+        ledger = self.pager.book.ledger
+        self._largest_bytes = max([self._largest_bytes, *(birth.nbytes for birth in passed.births)])
+        if self.record is not None:
+            self.record.passed(ops, stretch, self._backend.mark(), ledger.host, ledger.disk)
+            if self.record.op_count > _MAX_OPS:
+                self._stop_recording()
 
     def moves(self, halt: Halt, move: Callable[[Spent], bool]) -> bool:
         """Operations followed the plan, and pages are moved before the next, as the plan has it.
@@ -327,7 +344,7 @@ class Engine:
         view.tick = halt.tick
         now = self._backend.mark()
         if record is not None:
-            record.passed(self._cursors[0].plan.trace.ops, halt.stretch, now, halt.host, halt.disk)
+            record.passed(self._followed.cursors[0].plan.trace.ops, halt.stretch, now, halt.host, halt.disk)
         view.tick += 1
         self._spent_until = now
         are_there = False
@@ -364,7 +381,7 @@ class Engine:
     @property
     def position_to_repeat(self) -> int:
         """The position in its plan of the operation that runs, if a page is recomputed by it later; else -1."""
-        for cursor in self._cursors:
+        for cursor in self._followed.cursors:
             if not cursor.has_diverged and cursor.position in cursor.plan.repeated_ops:
                 return cursor.position
         return -1
@@ -414,69 +431,19 @@ class Engine:
             self._tell(pager.op_ends(pages, ()))
             raise
 
-    def _move_cursors(self, name: str, pages: tuple[PageId, ...]) -> None:
-        """Follow the plans by one operation, and forget those that the step has left."""
-        has_any_diverged = False
-        for cursor in self._cursors:
-            cursor.op_begins(name, pages)
-            has_any_diverged = has_any_diverged or cursor.has_diverged
-        if has_any_diverged:
-            self._forget_diverged((name, pages))
-
     def _join_plans(self) -> None:
-        """Plans have been made since the step began without one: follow those that it has been like so far."""
-        if self._plans is None or self.record is None or not self._is_record_whole:
+        """Follow what has been made since the step began without a plan."""
+        if self._followed.cursors or self._plans is None or not self._plans.has_news:
             return
-        cursors = self._plans.begin_step(self.record.living, self.pager.limit)
-        for cursor in cursors:
-            self.record.retrace(cursor)
-        self._follow_or_replace(cursors)
-
-    def _forget_diverged(self, op: tuple[str, tuple[PageId, ...]] | None = None) -> None:
-        """Follow larger plans where pages have outgrown one. ``op``: it begins, and is not recorded yet."""
-        left = self._cursors
-        self._follow_or_replace(left, op)
-        if not self._cursors:
-            self._rejoining = Rejoining(left[0])
-            if op is not None:
-                self._rejoin(self._rejoining, *op)
-
-    def _follow_or_replace(self, cursors: list[PlanCursor], op: tuple[str, tuple[PageId, ...]] | None = None) -> None:
-        """Follow those of ``cursors`` that have not diverged, or what there is instead of them."""
-        followed = [self._followed_instead(cursor, op) if cursor.has_diverged else cursor for cursor in cursors]
-        self._follow([cursor for cursor in followed if cursor is not None])
-
-    def _rejoin(self, rejoining: Rejoining, name: str, pages: tuple[PageId, ...]) -> None:
-        """Follow the plan again that the step has left, if it is like that again."""
-        if rejoining.op_begins(name, pages):
-            self._follow([rejoining.cursor])
-
-    def _followed_instead(self, left: PlanCursor, op: tuple[str, tuple[PageId, ...]] | None) -> PlanCursor | None:
-        if self._plans is None or self.record is None or left.has_rejoined:
-            return None
-        cursor = self._plans.larger(left)
-        while cursor is not None:
-            self.record.retrace(cursor)
-            if op is not None:
-                cursor.op_begins(*op)
-            if not cursor.has_diverged:
-                break
-            cursor = self._plans.larger(cursor)
-        return cursor
+        if self.record is not None and self._is_record_whole:
+            self._followed.join(self._plans.begin_step(self.record.living, self.pager.limit))
 
     def _is_repeatable(self, op: Operation) -> bool:
         """Whether ``op`` can be repeated. So it was in a step that went like this one so far: that is quicker told."""
-        if not self._cursors:
+        if not self._followed.cursors:
             return op.is_repeatable
-        cursor = self._cursors[0]
+        cursor = self._followed.cursors[0]
         return cursor.plan.trace.ops[cursor.position].is_repeatable
-
-    def _follow(self, cursors: list[PlanCursor]) -> None:
-        self._cursors = cursors
-        if cursors:
-            self._rejoining = None
-        if isinstance(self._policy, Planned):
-            self._policy.cursor = cursors[0] if cursors else None
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -498,7 +465,7 @@ class Engine:
             self.record = StepRecord(living, self._last_record)
             self._is_record_whole = True
             if self._plans is not None:
-                self._follow(self._plans.begin_step(living, self.pager.limit))
+                self._followed.begin(self.record, self._plans.begin_step(living, self.pager.limit))
 
     def _end_record(self) -> None:
         record = self.record
@@ -511,7 +478,7 @@ class Engine:
             if self._plans is not None and self._is_record_whole:
                 ended = EndedStep(
                     record,
-                    self._last_followed,
+                    self._followed.last,
                     self._limit_of_plans,
                     evicted_bytes - self._evicted_before_step,
                     fetched_bytes - self._fetched_before_step,
@@ -524,16 +491,9 @@ class Engine:
         self._evicted_before_step = evicted_bytes
         self._fetched_before_step = fetched_bytes
 
-    @property
-    def _last_followed(self) -> PlanCursor | None:
-        """The plan that the step follows to its end, or has left last; None if it was like none."""
-        left = [] if self._rejoining is None else [self._rejoining.cursor]
-        return max([*self._cursors, *left], key=lambda cursor: cursor.is_done, default=None)
-
     def _stop_recording(self) -> None:
         self.record = None
-        self._rejoining = None
-        self._follow([])
+        self._followed.stop()
 
     def _link_speeds(self) -> Speeds:
         out, back = (self.links[lane].bytes_per_s or _BYTES_PER_S for lane in (Lane.D2H, Lane.H2D))

@@ -25,15 +25,31 @@ class Journal(Protocol):
         it; else nothing.
         """
 
+    def begun(self) -> list[Any]:
+        """When operations began that had no plan, by their positions; None where that was not noted. Else nothing."""
+
     def marks(self) -> list[Any]:
-        """The same, until when time was spent."""
+        """As ``moments``, until when time was spent."""
 
 
 _OP_BEGAN, _OP_USED, _OP_CREATED, _OP_WROTE, _OP_ENDED, _PAGE_DIED, _PAGES_MOVED, _SPENT_SO_FAR = range(8)
 
 
+class Follower(Protocol):
+    """Wants to hear what happens in a step."""
+
+    def op_begins(self, name: str, pages: tuple[PageId, ...]) -> object:
+        """An operation begins on these pages."""
+
+    def created(self, page: PageId, nbytes: int) -> None:
+        """It created a page."""
+
+    def died(self, page: PageId) -> None:
+        """The storage of ``page`` is gone."""
+
+
 class Stretch(NamedTuple):
-    """Operations that followed a plan, one after the other, and Python was not asked.
+    """Operations that passed, one after the other, and Python was not asked.
 
     Attributes:
         ops: how many.
@@ -126,7 +142,7 @@ class StepRecord:
         self._append((_ENDS, written))
 
     def passed(self, ops: Sequence[TracedOp], stretch: Stretch, now: Any, host: int, disk: int) -> None:
-        """Operations passed until now, of those that the plan has: ``ops``."""
+        """Operations passed until now; at the positions that the journal gives they are ``ops``."""
         self.op_count += stretch.ops
         between = None if stretch.since is None else (stretch.since, now)
         self._append((_PASSED, ops, stretch.journal, host, disk, between))
@@ -235,15 +251,15 @@ class StepRecord:
 
     def retrace(self, cursor: PlanCursor) -> None:
         """Tell ``cursor`` all that happened in the step so far, until it diverges."""
-        for kind, *what in self._all_events():
-            if kind == _BEGINS:
-                cursor.op_begins(what[0], what[1])
-            elif kind == _CREATED:
-                cursor.created(what[0], what[1])
-            elif kind == _DIED:
-                cursor.died(what[0])
+        for event in self._all_events():
+            _tell(cursor, event)
             if cursor.has_diverged:
                 return
+
+    def tell_of_stretch(self, follower: "Follower") -> None:
+        """Tell ``follower`` of the operations that passed, about which this heard last."""
+        for event in _told(*self._events[-1][1:]):
+            _tell(follower, event)
 
     def _all_events(self) -> Iterator[tuple[Any, ...]]:
         """Also those of the journals."""
@@ -282,6 +298,16 @@ class StepRecord:
         return recorder
 
 
+def _tell(follower: Follower, event: tuple[Any, ...]) -> None:
+    kind, *what = event
+    if kind == _BEGINS:
+        follower.op_begins(what[0], what[1])
+    elif kind == _CREATED:
+        follower.created(what[0], what[1])
+    elif kind == _DIED:
+        follower.died(what[0])
+
+
 class _Share(NamedTuple):
     """A moment between two others, at a share of the time between them."""
 
@@ -300,7 +326,7 @@ def _when(seconds: Callable[[Any], float], moment: Any) -> float:
 def _times(ops: Sequence[TracedOp], journal: Journal, between: tuple[Any, Any] | None) -> Iterator[tuple[Any, Any]]:
     """Of each operation of a journal: when it began, and when the pages were there that moved for it.
 
-    That is as the journal says, or the plan's operations share the time ``between`` two moments as they do in the plan.
+    That is as the journal says, or operations share the time ``between`` two moments as they do in the plan.
     """
     began: list[tuple[int, float, float | None]] = []
     for kind, which, _, at_s in journal.events():
@@ -313,27 +339,28 @@ def _times(ops: Sequence[TracedOp], journal: Journal, between: tuple[Any, Any] |
         return
     since, until = between
     moves = iter(journal.moments())
-    group: list[int] = []  # positions of operations since pages last moved
-    move: tuple[Any, Any] | None = None  # for the first of these
+    begun = {position: (mark, mark) for position, mark in enumerate(journal.begun()) if mark is not None}
+    group: list[int] = []  # positions of operations since the last moment that is known
+    known: tuple[Any, Any] | None = None  # of the first of these
     for position, _, moved_s in began:
-        if moved_s is not None:
-            start, end = next(moves)
-            yield from _shared(ops, group, since, start, move)
-            group, since, move = [], end, (start, end)
+        moment = begun.get(position) if moved_s is None else next(moves)
+        if moment is not None:
+            yield from _shared(ops, group, since, moment[0], known)
+            group, since, known = [], moment[1], moment
         group.append(position)
-    yield from _shared(ops, group, since, until, move)
+    yield from _shared(ops, group, since, until, known)
 
 
 def _shared(
-    ops: Sequence[TracedOp], positions: Sequence[int], since: Any, until: Any, move: tuple[Any, Any] | None
+    ops: Sequence[TracedOp], positions: Sequence[int], since: Any, until: Any, known: tuple[Any, Any] | None
 ) -> Iterator[tuple[Any, Any]]:
-    """The same of operations behind each other. ``move``: when pages moved for the first of them."""
+    """The same of operations behind each other. ``known``: of the first of them."""
     total_s = sum(ops[position].seconds for position in positions) or 1.0
     so_far_s = 0.0
     for position in positions:
         now = _Share(since, until, so_far_s / total_s)
-        yield (now, now) if move is None else move
-        move = None
+        yield (now, now) if known is None else known
+        known = None
         so_far_s += ops[position].seconds
 
 

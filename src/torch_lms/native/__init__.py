@@ -4,6 +4,6 @@ The sources are in ``csrc``. It is built once for each PyTorch, and imported as 
 process: it holds a dispatch key. Without it the dispatch mode of Python does the same, more slowly.
 """
 
-from torch_lms.native.module import Laning, Moment, Native, PageId
+from torch_lms.native.module import Laning, Moment, Native, PageId, ToldRecipe
 
-__all__ = ["Laning", "Moment", "Native", "PageId"]
+__all__ = ["Laning", "Moment", "Native", "PageId", "ToldRecipe"]

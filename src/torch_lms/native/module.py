@@ -331,12 +331,13 @@ class Native(Protocol):
         lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]],
         planned: list[ToldRecipe],
         dropped: list[ToldRecipe],
+        outlook: tuple[int, int, int, int],
         carrier: tuple[Spilling | None, Laning | None, StepCalls, int, int, float, int],
     ) -> None:
         """From here on operations pass that follow ``plan``, as long as nothing has to be decided for them.
 
         Args:
-            plan: a ``StepPlan``.
+            plan: a ``StepPlan``; None if they go by an outlook.
             is_new: its numbers have not been given to pages before, in this step.
             position: of the last operation.
             device: its index.
@@ -351,6 +352,8 @@ class Native(Protocol):
             lists: what the plan still has to do: the first four of ``policy.Lists``.
             planned: how the pages are recomputed that the plan has dropped now.
             dropped: the same of those that are dropped.
+            outlook: the last two fields of ``policy.Outlook``; how many operations go by it at most, and the bytes that
+                one may need at most. Its pages are the first and the third of ``lists``. Zeros with a plan.
             carrier: who performs moves without Python, of the CPU or of a device with streams, if anybody does; the
                 calls of the step; the number of the tier below; how many bytes are created by operations for which
                 pages move until Python hears of them; when it is asked how much room there is, if that is short
@@ -387,7 +390,7 @@ class Native(Protocol):
         ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of
         pages that Python has not heard of; moved pages and lists without recipes); the recipes of pages that the plan
         has dropped now, and of the moved ones that are; pages whose lower copies were given up, and the pages of
-        operations that run now, by the identity of their threads.
+        operations that run now, by the identity of their threads; and the fields of ``policy.ByOutlook``.
         """
 
     def ask_python(self, always: bool) -> None:

@@ -6,7 +6,7 @@ from torch_lms.pager.actions import Action, Actions, Discard
 from torch_lms.pager.counters import Counters
 from torch_lms.pager.eviction import Eviction
 from torch_lms.pager.transfers import Attempt, Transfers
-from torch_lms.policy import Passed, Policy, Prefetch, Recipe, View, inputs_first
+from torch_lms.policy import FirstUse, Outlook, Passed, Policy, Prefetch, Recipe, View, inputs_first
 from torch_lms.residency import UNDER_WAY, Book, Page, PageId, State, Tier, Trigger
 
 
@@ -127,8 +127,25 @@ class Pager:
             return self._die_after_copy(page)
         return self._die(page)
 
+    def outlook(self) -> Outlook | None:
+        """What the operations to come may go by, if they create no more than is said beforehand; None if this has to
+        be told of each.
+        """
+        if self.recipes or self.has_refused:
+            return None
+        self.view.limit, self.view.room = self.limit, self.room
+        return self.policy.outlook(self.view)
+
+    def went_on(self, passed: Passed, first_uses: Iterable[tuple[PageId, int]]) -> Iterable[Action]:
+        """Operations went by the outlook. See ``ByOutlook``."""
+        book, tick = self.book, passed.tick
+        pages = [(tick + later, book[page_id]) for page_id, later in first_uses if page_id in book]
+        uses = [FirstUse(used_at, page.last_use, page.nbytes) for used_at, page in pages]
+        self.policy.went_on(self.view, uses, ran_short=passed.counts.rooms_made > 0)
+        return self.passed(passed)
+
     def passed(self, passed: Passed) -> Iterable[Action]:
-        """Operations followed the plan, and nothing had to be decided for them but what the plan says."""
+        """Operations passed, and nothing had to be decided for them but what the plan or the outlook says."""
         book, ledger, tick = self.book, self.book.ledger, passed.tick
         peaks = ledger.peak_live, ledger.peak_device
         self.view.tick = tick + passed.ops

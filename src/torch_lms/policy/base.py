@@ -1,7 +1,7 @@
 """What a policy sees, and what it answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,6 +40,20 @@ class View:
         return self.clean.get(page) or self.evicting.get(page) or self.dirty.get(page)
 
 
+class FirstUse(NamedTuple):
+    """The first of a page among some operations.
+
+    Attributes:
+        tick: of the operation.
+        last_use: the tick of the use before.
+        nbytes: of the page.
+    """
+
+    tick: int
+    last_use: int
+    nbytes: int
+
+
 class Recipe(NamedTuple):
     """How a page can be recomputed.
 
@@ -74,6 +88,22 @@ class Prefetch(NamedTuple):
     waits: bool = False
 
 
+class Outlook(NamedTuple):
+    """What is to move during the operations to come, so that nobody need be asked at each of them.
+
+    Attributes:
+        leaving: pages that are not in use, in the order in which to evict them.
+        coming: pages to be fetched, the first needed first.
+        reserve: bytes: for so much there shall be room, or pages that can leave without a wait.
+        spared: bytes of room left for what the program creates: nothing is fetched into it.
+    """
+
+    leaving: Sequence[PageId]
+    coming: Sequence[PageId]
+    reserve: int
+    spared: int
+
+
 class Policy(ABC):
     """Chooses victims, and what may move before it must. Is told of nothing but what it is shown."""
 
@@ -103,6 +133,20 @@ class Policy(ABC):
     def recipe(self, page: PageId) -> Recipe | None:
         """How to recompute ``page``, if it had better be dropped than evicted whenever it has to go."""
         return None
+
+    def outlook(self, view: View) -> Outlook | None:
+        """What the operations to come may go by; None if the policy has to be asked at each."""
+        return None
+
+    def went_on(self, view: View, uses: Iterable[FirstUse], ran_short: bool) -> None:
+        """Operations went by an outlook.
+
+        Args:
+            view: of all pages, before these operations.
+            uses: the first of each page that they used, in their order.
+            ran_short: whether they needed room that there was not.
+        """
+        return
 
 
 def inputs_first(page: PageId, missing_input: Callable[[PageId], PageId | None]) -> Iterator[list[PageId]]:

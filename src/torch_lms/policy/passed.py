@@ -71,7 +71,7 @@ class Lists(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Operations that followed a plan, one after the other, since the last event.
+    """Operations that followed a plan or an outlook, one after the other, since the last event.
 
     Attributes:
         tick: when they began, counted in operations.
@@ -102,3 +102,17 @@ class Passed(NamedTuple):
     moved: list[Moved]
     counts: Counts
     lists: Lists
+
+
+class ByOutlook(NamedTuple):
+    """What has to be told beside that of operations that went by an outlook.
+
+    Attributes:
+        ops: each one's name, the bytes that it was to create, and whether it could be repeated.
+        first_uses: the pages that they used, each with the operation that did first, counted from the last event.
+        made_bytes: that were created by operations for which pages moved.
+    """
+
+    ops: list[tuple[str, int, bool]]
+    first_uses: list[tuple[PageId, int]]
+    made_bytes: int

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 
-from torch_lms.policy.base import Policy, Prefetch, Recipe, View
+from torch_lms.policy.base import FirstUse, Outlook, Policy, Prefetch, Recipe, View
 from torch_lms.policy.passed import Passed
 from torch_lms.policy.plan import Plan
 from torch_lms.policy.reactive import Reactive
@@ -306,6 +306,12 @@ class Planned(Policy):
 
     def recipe(self, page: PageId) -> Recipe | None:
         return self.cursor.recipes.get(page) if self.cursor is not None else None
+
+    def outlook(self, view: View) -> Outlook | None:
+        return self._otherwise.outlook(view) if self.cursor is None else None
+
+    def went_on(self, view: View, uses: Iterable[FirstUse], ran_short: bool) -> None:
+        self._otherwise.went_on(view, uses, ran_short)
 
     def prefetch(self, view: View) -> Prefetch | None:
         cursor = self.cursor

@@ -6,7 +6,7 @@ from itertools import chain, islice, pairwise
 from math import inf
 from operator import attrgetter
 
-from torch_lms.policy.base import Prefetch, View
+from torch_lms.policy.base import FirstUse, Outlook, Prefetch, View
 from torch_lms.residency import Page, PageId
 
 _RESERVE = 1 / 8
@@ -49,12 +49,12 @@ class _Course:
         self._position = 0
         self._uses: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
 
-    def came_to(self, page: Page) -> None:
-        """The program uses ``page`` once more."""
-        if self._uses and self._goes_on(self._uses[-1][0], page.last_use):
-            self._position = page.last_use
-        self._uses.append((page.last_use, page.nbytes))
-        self.nbytes += page.nbytes
+    def came_to(self, last_use: int, nbytes: int) -> None:
+        """The program uses a page once more that was used at ``last_use``."""
+        if self._uses and self._goes_on(self._uses[-1][0], last_use):
+            self._position = last_use
+        self._uses.append((last_use, nbytes))
+        self.nbytes += nbytes
 
     def forget(self) -> None:
         """What was so far does not count any more."""
@@ -144,18 +144,44 @@ class Prefetcher:
             fetch = list(self._to_fetch(view))
         return Prefetch(_ids(evict), _ids(fetch)) if evict or fetch else None
 
+    def outlook(self, view: View, idle: list[PageId]) -> Outlook | None:
+        """What the operations to come may go by, which evict ``idle`` pages in this order. None in rounds: there it
+        depends on what is needed next.
+        """
+        self._note_step(view)
+        if self.goes_round(view):
+            return None
+        coming = [page for course in self._to_come(view) for page in course]
+        is_short = bool(view.away) and (self._is_short or self._was_short)
+        reserve = int(_RESERVE * view.limit) if is_short else 0
+        return Outlook(idle, _ids(coming), reserve, int(_SPARED * view.limit))
+
+    def went_on(self, view: View, uses: Iterable[FirstUse]) -> None:
+        """Operations went by that."""
+        if view.away:
+            self._rooms.append(view.room)
+            for use in uses:
+                self._came_to(*use)
+
     def _follow(self, view: View) -> None:
         """Note what the program uses now."""
+        self._note_step(view)
+        self._rooms.append(view.room)
+        for page in view.used:
+            self._came_to(view.tick, page.last_use, page.nbytes)
+
+    def _note_step(self, view: View) -> None:
         if self._step_began != view.step_began:
             self._step_began = view.step_began
             self._was_short, self._is_short = self._is_short, False
             self._was_round = self._backward.nbytes <= _SELDOM * self._forward.nbytes > 0
             self._backward.forget()
             self._forward.forget()
-        self._rooms.append(view.room)
-        for page in view.used:
-            if view.tick - page.last_use >= LONG_AGO:
-                self._course_of(page).came_to(page)
+
+    def _came_to(self, tick: int, last_use: int, nbytes: int) -> None:
+        if tick - last_use >= LONG_AGO:
+            course = self._backward if self._is_of_this_step(last_use) else self._forward
+            course.came_to(last_use, nbytes)
 
     def goes_round(self, view: View) -> bool:
         """Whether the program goes in rounds: so did the step before, and this one so far."""
@@ -169,7 +195,7 @@ class Prefetcher:
         if not soon:
             return leaving, coming
         idle = not_in_use(view.clean, view.tick)
-        used = [page for page in idle if self._is_of_this_step(page) and not self._forward.is_soon(page)]
+        used = [page for page in idle if self._is_of_this_step(page.last_use) and not self._forward.is_soon(page)]
         used.sort(key=last_use)
         room = max(0, min(self._rooms))
         for page in soon:
@@ -182,24 +208,25 @@ class Prefetcher:
             coming.append(page)
         return leaving, coming
 
-    def _course_of(self, page: Page) -> _Course:
-        return self._backward if self._is_of_this_step(page) else self._forward
-
-    def _is_of_this_step(self, page: Page) -> bool:
-        return page.last_use > self._step_began
+    def _is_of_this_step(self, last_use: int) -> bool:
+        return last_use > self._step_began
 
     def _to_fetch(self, view: View) -> Iterator[Page]:
         """Pages that are needed next."""
         room = view.room - _SPARED * view.limit
-        began = self._step_began
-        for course, since, until in ((self._backward, began, inf), (self._forward, -inf, began)):
-            if room <= 0 or not course.is_taken:
-                continue
-            for page in course.next_of(view.away, since, until):
+        for pages in self._to_come(view):
+            for page in pages:
                 if page.nbytes > room:
                     break
                 room -= page.nbytes
                 yield page
+
+    def _to_come(self, view: View) -> Iterator[list[Page]]:
+        """Pages that are away, on either course that the program takes, the first to be used first."""
+        began = self._step_began
+        for course, since, until in ((self._backward, began, inf), (self._forward, -inf, began)):
+            if course.is_taken:
+                yield course.next_of(view.away, since, until)
 
 
 def _ids(pages: list[Page]) -> list[PageId]:
@@ -211,8 +238,13 @@ def not_in_use(pages: Mapping[PageId, Page], tick: int) -> list[Page]:
     return list(_idle(pages, tick))
 
 
+def is_idle(page: Page, tick: int) -> bool:
+    """Whether it was not used lately."""
+    return tick - page.last_use >= LONG_AGO
+
+
 def _idle(pages: Mapping[PageId, Page], tick: int) -> Iterator[Page]:
-    return (page for page in pages.values() if tick - page.last_use >= LONG_AGO)
+    return (page for page in pages.values() if is_idle(page, tick))
 
 
 def _to_copy(view: View, dirty: Iterable[Page]) -> Iterator[Page]:

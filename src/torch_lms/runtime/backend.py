@@ -24,7 +24,7 @@ from torch_lms.pager import (
     StartEvict,
     StartFetch,
 )
-from torch_lms.policy import Passed, Planned, Recipe
+from torch_lms.policy import ByOutlook, Passed, Planned, Recipe
 from torch_lms.residency import PageId
 from torch_lms.runtime.allocator import Allocator
 from torch_lms.runtime.executor import Executor
@@ -105,9 +105,12 @@ class DeviceBackend:
         """``entry`` was born while a plan was followed; the engine hears of it when it hears what passed."""
         self._entries[entry.page] = entry
 
-    def passed(self, passed: Passed, stretch: Stretch) -> None:
-        """See ``Engine``."""
-        self.engine.passed(passed, stretch)
+    def passed(self, passed: Passed, by_outlook: ByOutlook | None, stretch: Stretch) -> None:
+        """See ``Engine``; without ``by_outlook`` they followed a plan."""
+        if by_outlook is None:
+            self.engine.passed(passed, stretch)
+        else:
+            self.engine.went_on(passed, by_outlook, stretch)
         for page in passed.deaths:
             self.forget(self._entries[page])
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from threading import RLock, get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,9 +16,9 @@ from torch_lms.capture.passage import described
 from torch_lms.capture.registry import Entry
 from torch_lms.capture.split import RUNS
 from torch_lms.engine import Engine, Halt, Spent, Stretch
-from torch_lms.native import Native, PageId
+from torch_lms.native import Native, PageId, ToldRecipe
 from torch_lms.pager import Pager
-from torch_lms.policy import Counts, Lists, Moved, Passed, Plan, PlanCursor, Recipe
+from torch_lms.policy import ByOutlook, Counts, Lists, Moved, Outlook, Passed, Plan, PlanCursor, Recipe
 from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.fast_path import FastPath, Progress
@@ -53,8 +53,55 @@ _MAX_PLANS = 48
 """That the interposer knows. More than are remembered, so that those in use are seldom told anew."""
 
 
+_MAX_BY_OUTLOOK = 64
+"""Operations that pass by one outlook: so long what it says is good enough."""
+
+_MAX_BEFORE_PLAN = 16
+"""The same where the step may come back to a plan that it has left."""
+
+_WORTH_HANDING_OVER = 8
+"""Operations. To hand over, and to take over again, costs about as much as to run one in Python."""
+
+_MAX_PAUSE = 64
+"""Operations that are Python's until it hands over again."""
+
+
+class _Pauses:
+    """Where nearly every operation needs Python, as all do at first sight, nothing is handed over for a while."""
+
+    def __init__(self) -> None:
+        self._length = 0
+        self._left = 0
+
+    def is_one_now(self) -> bool:
+        """Whether an operation that ends is in a pause."""
+        self._left = max(0, self._left - 1)
+        return self._left > 0
+
+    def passed(self, ops: int) -> None:
+        """So many passed before Python had to take over."""
+        self._length = 0 if ops >= _WORTH_HANDING_OVER else min(2 * self._length + 1, _MAX_PAUSE)
+        self._left = self._length
+
+
+class _Ahead(NamedTuple):
+    """What operations go by from here on. Fields as of ``Native.follow``."""
+
+    plan: Any
+    is_new: bool
+    position: int
+    bound: list[tuple[PageId, int]]
+    lists: tuple[list[PageId], list[PageId], list[PageId], list[PageId]]
+    recipes: list[ToldRecipe]
+    outlook: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+
 class NativeFastPath(FastPath):
-    """The fast path, on which most operations are the native interposer's: it runs them, and tells of none."""
+    """The fast path, on which most operations are the native interposer's: it runs them, and tells of none.
+
+    Attributes:
+        most_at_once: bytes that one operation may need under a limit; what needs more is cut in pieces.
+    """
 
     _table: NativePageTable
 
@@ -68,11 +115,14 @@ class NativeFastPath(FastPath):
         end: Callable[[list[Entry], list[Entry]], None],
     ) -> None:
         super().__init__(table, lock, reap, notice_size)
+        self.most_at_once: Callable[[int], int] = lambda limit: limit
         self._end = end
         self._native = native
         self._telling: set[DeviceBackend] = set()
         self._followed: DeviceBackend | None = None
         self._cursor: PlanCursor | None = None
+        self._is_planned = False  # what is followed is that, and no outlook
+        self._pauses = _Pauses()
         self._since: Any = None
         self._tick = 0
         self._tiers: list[Tier] = []
@@ -130,8 +180,12 @@ class NativeFastPath(FastPath):
         (backend,) = backends
         engine = backend.engine
         cursor = engine.cursor_to_follow
-        if cursor is None:
+        if cursor is not None:
+            ahead = self._by_plan(cursor)
+        elif self._pauses.is_one_now() or (outlook := engine.outlook) is None:
             return
+        else:
+            ahead = self._by_outlook(outlook, engine)
         pager, ledger = engine.pager, engine.pager.book.ledger
         tiers = {**pager.tiers, Tier.FILE: 0}  # into which nothing is evicted
         self._tiers = list(tiers)
@@ -142,31 +196,47 @@ class NativeFastPath(FastPath):
         self._tick = pager.view.tick
         self._dropped = list(pager.recipes.values())
         self._native.follow(
-            self._plan_of(cursor.plan),
-            cursor is not self._cursor,
-            cursor.position,
+            *(ahead.plan, ahead.is_new, ahead.position),
             index_of(backend.device),
             (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
             [(ledger.held(tier), capacity) for tier, capacity in tiers.items()],
             states,
+            *(ahead.bound, ahead.lists, ahead.recipes),
+            [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
+            ahead.outlook,
+            self._carrier(backend, cursor is None or cursor.plan.moves_anything),
+        )
+        self._cursor = cursor or self._cursor
+        self._is_planned = cursor is not None
+        self._followed = backend
+
+    def _by_plan(self, cursor: PlanCursor) -> _Ahead:
+        """A step is there in its plan."""
+        return _Ahead(
+            self._plan_of(cursor.plan),
+            cursor is not self._cursor,
+            cursor.position,
             cursor.take_newly_bound(),
             (list(cursor.due), list(cursor.to_evict), list(cursor.to_fetch), list(cursor.to_drop)),
             [_told(recipe, recipe.number) for recipe in cursor.recipes.values()],
-            [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],
-            self._carrier(backend, cursor.plan),
         )
-        self._cursor = cursor
-        self._followed = backend
 
-    def _carrier(self, backend: DeviceBackend, plan: Plan) -> tuple[Any, Any, Any, int, int, float, int]:
-        """Who moves pages without Python, to which tier, and until when. Nobody if ``plan`` moves nothing: as long as
-        that is so, what the C library does with freed memory stays as it is.
+    def _by_outlook(self, outlook: Outlook, engine: Engine) -> _Ahead:
+        """The step follows no plan."""
+        most_ops = _MAX_BEFORE_PLAN if engine.watches_for_plan else _MAX_BY_OUTLOOK
+        most_at_once = self.most_at_once(engine.pager.limit)
+        numbers = outlook.reserve, outlook.spared, most_ops, most_at_once
+        return _Ahead(None, False, -1, [], (list(outlook.leaving), [], list(outlook.coming), []), [], numbers)
+
+    def _carrier(self, backend: DeviceBackend, moves_anything: bool) -> tuple[Any, Any, Any, int, int, float, int]:
+        """Who moves pages without Python, to which tier, and until when. Nobody if nothing moves: as long as that is
+        so, what the C library does with freed memory stays as it is.
         """
         recomputer = backend.recomputer
         assert isinstance(recomputer, NativeRecomputer)
         executor, engine = backend.executor, backend.engine
         calls, until = recomputer.calls, (engine.asks_for_room_at_s, self._tick)
-        if engine.pager.has_refused or not plan.moves_anything:
+        if engine.pager.has_refused or not moves_anything:
             return None, None, calls, -1, 0, *until
         if isinstance(executor, NativeStreamExecutor):
             return None, executor.lanes, calls, self._tiers.index(Tier.HOST), sys.maxsize, *until
@@ -180,8 +250,8 @@ class NativeFastPath(FastPath):
         """The plan's operation at ``position``, which the interposer is about to run, begins on ``pages``."""
         with self._lock:
             backend, cursor = self._followed, self._cursor
-            if backend is None or cursor is None:
-                return Prepared.NO  # another thread was quicker
+            if backend is None or cursor is None or not self._is_planned:
+                return Prepared.NO  # another thread was quicker, or there is no plan
             op = cursor.plan.trace.ops[position]
             if self._moves(backend, op, position, pages, writes):
                 return Prepared.FOLLOWED
@@ -263,7 +333,7 @@ class NativeFastPath(FastPath):
         if backend is None:
             return False
         journal, journaled, ops, position, created, births, bound, uses, dead, *rest = self._native.take_over()
-        peak_live, peak_device, moved, counts, lists, planned, recipes, stale, running = rest
+        peak_live, peak_device, moved, counts, lists, planned, recipes, stale, running, by_outlook = rest
         book = backend.engine.pager.book
         dropped = {recipe.page: recipe for recipe in self._recipes(recipes)}
         due, to_evict, to_fetch, to_drop = lists
@@ -282,7 +352,11 @@ class NativeFastPath(FastPath):
         with backend.unobserved():
             for page in stale:
                 backend.executor.discard(self._table.registry[page])
-        backend.passed(passed, Stretch(journaled, journal, self._since))
+        if not self._is_planned:
+            self._pauses.passed(ops)
+        backend.passed(
+            passed, None if self._is_planned else ByOutlook(*by_outlook), Stretch(journaled, journal, self._since)
+        )
         for page in dead:
             entry = self._table.registry.forget(page)
             if entry is not None and page not in passed.deaths:
@@ -355,7 +429,7 @@ class NativeFastPath(FastPath):
             self._unpin(get_ident(), wrote)
 
 
-def _told(recipe: Recipe, number: int) -> tuple[PageId, int, tuple[PageId, ...], int]:
+def _told(recipe: Recipe, number: int) -> ToldRecipe:
     return recipe.page, number, recipe.inputs, recipe.extra_bytes
 
 
@@ -437,6 +511,7 @@ class NativeInterposer(Interposer):
         self._owner = owner
         self._table = table
         self._callbacks = Callbacks(owner, mode, fast_path)
+        fast_path.most_at_once = mode.large.most_at_once
 
     def begin(self) -> None:
         unobserved.exclude = self._native.exclude

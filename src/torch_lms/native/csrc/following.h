@@ -2,11 +2,15 @@
 //
 // Python has the step's cursor, and everything that the plan asks to be done. In between it hands over: from there on
 // operations that are the plan's next ones, on pages that are there, pass here, until one of them needs a decision.
+//
+// Without a plan Python hands over an outlook (`policy/base.py`): which pages are to leave and to come next. Then whatever
+// operation passes of which it is known what it creates, and it is noted as if it were the next of a plan.
 
 #pragma once
 
 #include "carrier.h"
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <utility>
@@ -28,6 +32,7 @@ struct PlannedOp {
   bool is_simple;  // and nobody waits for more of them than it needs
   bool is_captured;  // it may be repeated, to recompute a page
   bool is_python;    // it is a part of one that is to be split
+  bool is_repeatable = false;  // it could be repeated; only known of what passed without a plan
 };
 
 // A page that is dropped and recomputed. As `policy/plan.py` has it.
@@ -46,7 +51,7 @@ struct StepPlan {
 
 // What Python says when it hands over.
 struct Handover {
-  std::shared_ptr<const StepPlan> plan;
+  std::shared_ptr<const StepPlan> plan;  // null for an outlook
   bool is_new;  // the step's cursor: nothing is bound yet
   int position;
   int device;
@@ -56,6 +61,8 @@ struct Handover {
   int64_t resident_peak;
   std::array<int64_t, max_tiers> held;  // bytes in each lower tier
   int64_t patience_us;  // after which it is looked whether copies down have ended, whose room a page waits for
+  int64_t most_ops;     // without a plan, until Python looks
+  int64_t most_at_once;  // the same; bytes that one operation may need that is not cut in pieces
   Carrier carrier;
 };
 
@@ -69,6 +76,8 @@ struct Passed {
   std::vector<PageId> births;
   std::vector<std::pair<PageId, int>> bound;
   std::vector<PageId> touched;
+  std::vector<int64_t> first_uses;     // of these: the operations, counted from the handover
+  std::vector<PlannedOp> unplanned;    // the operations that passed, if there is no plan
 };
 
 // Not thread-safe: whoever calls holds the lock of the interposer.
@@ -95,8 +104,16 @@ class Following {
     return handover_.device;
   }
 
+  // Whether there is a plan.
+  bool is_planned() const {
+    return unplanned_ == nullptr;
+  }
+
   void begin(Handover handover) {
-    if (handover.is_new) {
+    unplanned_ = nullptr;
+    if (!handover.plan) {
+      handover.plan = unplanned_ = std::make_shared<StepPlan>();
+    } else if (handover.is_new) {
       numbered_.assign(handover.plan->nbytes.size(), no_page);
       for (const auto& page : pages_.all()) {
         page->number = no_number;
@@ -228,6 +245,10 @@ class Following {
     pages_.sweep();
     pages_.journal = nullptr;
     handover_.carrier = {};
+    if (!is_planned()) {
+      passed_.unplanned = std::move(unplanned_->ops);
+      passed_.unplanned.resize(static_cast<size_t>(passed_.ops));
+    }
     return std::exchange(passed_, {});
   }
 
@@ -237,6 +258,14 @@ class Following {
     }
     page.number = number;
     numbered_[static_cast<size_t>(number)] = page.id;
+  }
+
+  // Without a plan: such an operation is next, instead of one that was but did not begin. Whether it may pass.
+  bool expect(const PlannedOp& op) {
+    auto& ops = unplanned_->ops;
+    ops.resize(static_cast<size_t>(passed_.position + 1));
+    ops.push_back(op);
+    return passed_.ops < handover_.most_ops;
   }
 
   // The operation that the plan has next; null if that was its last.
@@ -260,13 +289,13 @@ class Following {
     return true;
   }
 
-  // Whether `op` needs more than the limit by `runs`, so that it is to be split. `used`: its pages.
+  // Whether `op` needs so much that it is to be split: a part of the limit, if it goes in `runs`. `used`: its pages.
   bool is_large(const PlannedOp& op, const std::vector<Page*>& used, int64_t runs) {
     int64_t working_set = op.new_bytes;
     for (const Page* page : used) {
       working_set += page->nbytes;
     }
-    return working_set > handover_.limit / runs;
+    return working_set > (runs == 1 && !is_planned() ? handover_.most_at_once : handover_.limit / runs);
   }
 
   // Whether there is room for what `op` creates, and no page is to be fetched first.
@@ -321,15 +350,21 @@ class Following {
     ++passed_.position;
     ++passed_.ops;
     passed_.created = 0;
+    created_bytes_ = 0;
     for (size_t place = 0; place < used.size(); ++place) {
       Page& page = *used[place];
-      if (page.number == no_number) {
+      if (is_planned() && page.number == no_number) {
         bind(page, op.pages[place]);
         passed_.bound.emplace_back(page.id, page.number);
       }
       moving.use(page);
       touch(page);
     }
+  }
+
+  // That was then, on a stream.
+  void begins_at(int position, Mark moment) {
+    passed_.journal->begins_at(position, std::move(moment));
   }
 
   // It does not begin after all.
@@ -351,13 +386,19 @@ class Following {
 
   // Whether the plan has the operation that began last create a page next, of so many bytes or more.
   bool creates(int64_t nbytes) const {
-    const auto& expected = handover_.plan->ops[static_cast<size_t>(passed_.position)].creates;
+    if (!is_planned()) {
+      return created_bytes_ + nbytes <= op_at(passed_.position).new_bytes;
+    }
+    const auto& expected = op_at(passed_.position).creates;
     return passed_.created < expected.size() &&
         handover_.plan->nbytes[static_cast<size_t>(expected[passed_.created])] >= nbytes;
   }
 
   void created(Page& page) {
-    bind(page, handover_.plan->ops[static_cast<size_t>(passed_.position)].creates[passed_.created++]);
+    if (is_planned()) {
+      bind(page, op_at(passed_.position).creates[passed_.created++]);
+    }
+    created_bytes_ += page.nbytes;
     passed_.journal->created(page.id, page.nbytes);
     passed_.births.push_back(page.id);
     touch(page);
@@ -393,6 +434,22 @@ class Following {
         pages_.bury(&page);
       }
     });
+  }
+
+  // Without a plan: forget pages that died since the operation before, so that their deaths are noted where they were. Of
+  // many pages those that were used last; the others are looked at now and then.
+  void bury_dead() {
+    if (pages_.size() <= most_looked_at || ++unswept_ >= pages_.size() / most_looked_at) {
+      unswept_ = 0;
+      pages_.sweep();
+      return;
+    }
+    for (const PageId id : recent_) {
+      Page* page = pages_.find(id);
+      if (page != nullptr && page->is_dead()) {
+        pages_.bury(page);
+      }
+    }
   }
 
   int64_t ops() const {
@@ -451,15 +508,22 @@ class Following {
       page.is_touched = true;
       page.touch = {};
       passed_.touched.push_back(page.id);
+      passed_.first_uses.push_back(passed_.ops);
     }
     page.touch.at = ++touches_;
     page.touch.tick = passed_.ops;
+    recent_[touches_ % recent_.size()] = page.id;
   }
 
   Pages& pages_;
   Handover handover_ = {};
+  std::shared_ptr<StepPlan> unplanned_;  // what passed, if there is no plan
   std::chrono::steady_clock::time_point until_;
   Passed passed_ = {};
+  int64_t created_bytes_ = 0;  // by the last operation, so far
+  static constexpr size_t most_looked_at = 256;  // pages, for each operation
+  std::array<PageId, 64> recent_ = {};  // that were used last
+  size_t unswept_ = 0;  // operations since all pages were looked at
   int64_t made_bytes_ = 0;
   int64_t wanted_ = 0;  // with so much room, a page is to be fetched; 0 if none waits for that
   std::vector<PageId> numbered_;  // by number in the plan

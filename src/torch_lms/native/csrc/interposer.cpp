@@ -216,6 +216,9 @@ std::optional<std::vector<Page*>> Interposer::next_on(int position, const std::v
     }
     found.push_back(page);
   }
+  if (following.is_planned() && !following.are(found, next->pages)) {
+    return std::nullopt;  // of another plan
+  }
   for (const auto& run : runs_) {
     if (run->is_busy && !run->pages.empty()) {
       return std::nullopt;  // whose pages have to stay
@@ -224,9 +227,24 @@ std::optional<std::vector<Page*>> Interposer::next_on(int position, const std::v
   return found;
 }
 
+// The same of an operation that has not begun. Meanwhile another may have been expected, on another thread.
+std::optional<std::vector<Page*>> Interposer::next_on(const Running& self) {
+  if (following.is_planned() == self.unplanned.has_value()) {
+    return std::nullopt;
+  }
+  if (self.unplanned && is_following && !following.is_moving) {
+    following.expect(*self.unplanned);
+  }
+  return next_on(self.position, self.pages);
+}
+
 int Interposer::name(const std::string& name) {
   std::lock_guard<std::mutex> held(lock);
-  return names_.emplace(name, static_cast<int>(names_.size())).first->second;
+  const auto [entry, is_new] = names_.emplace(name, static_cast<int>(names_.size()));
+  if (is_new) {
+    by_number_.push_back(&entry->first);
+  }
+  return entry->second;
 }
 
 // The pages of the operations that run now: whoever has asked pins them, and each tells when it ends.
@@ -301,7 +319,7 @@ void Interposer::operator()(
     handle.redispatchBoxed(below, stack);
   } else if (op.passage == Passage::view && are_strided(handle, *stack)) {
     run_view(handle, below, stack);
-  } else if (op.passage == Passage::plain && (is_open || is_following) && !is_new_search(op, handle, *stack)) {
+  } else if (op.passage == Passage::plain && !((is_open || is_following) && is_new_search(op, handle, *stack))) {
     run_plain(op, handle, below, stack);
   } else {
     run_in_python(handle, below, stack);
@@ -375,6 +393,9 @@ void Interposer::run_plain(
     }
     return;
   }
+  if (self.lanes) {
+    note_begin(self);
+  }
   const auto given = arguments_of(handle, *stack);
   const auto others = stack->size() - given.count;
   std::vector<c10::IValue> arguments;
@@ -447,7 +468,7 @@ Entrance Interposer::enter(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   std::lock_guard<std::mutex> held(lock);
   self.is_asked = false;
-  if (self.is_busy || !(is_open || is_following)) {
+  if (self.is_busy) {
     return Entrance::python;
   }
   self.found.clear();
@@ -465,9 +486,15 @@ Entrance Interposer::enter(
   }
   self.epoch = 0;
   self.is_prepared = self.must_end = self.is_expected = self.is_captured = false;
+  self.lanes = nullptr;
+  self.unplanned = std::nullopt;
   Entrance entrance = Entrance::passes;
-  if (!is_open) {
+  if (is_following) {
     entrance = follow(op, handle, stack, self);
+  } else if (!is_open) {  // Python has it, and it is learned what it creates
+    self.is_asked = true;
+    self.signature = signature_of(op, handle, stack);
+    return Entrance::python;
   } else if (!fills_limit()) {
     entrance = may_be_large(self.found) ? Entrance::python : Entrance::passes;
   } else if (may_be_large(self.found) || pages.is_at_brim()) {
@@ -536,7 +563,8 @@ Entrance Interposer::prepare(Running& self) {
   if (is_carried) {
     return Entrance::passes;
   }
-  const Prepared prepared = mover ? mover->prepare(self.position, self.pages, self.wrote) : Prepared::no;
+  const bool is_planned = mover && !self.unplanned;
+  const Prepared prepared = is_planned ? mover->prepare(self.position, self.pages, self.wrote) : Prepared::no;
   std::lock_guard<std::mutex> held(lock);
   if (prepared == Prepared::followed) {
     const bool are_there = std::all_of(self.pages.begin(), self.pages.end(), [&](PageId id) {
@@ -561,7 +589,7 @@ bool Interposer::carry(Running& self) {
   Carrier carrier;
   {
     std::lock_guard<std::mutex> held(lock);
-    if (!next_on(self.position, self.pages) || !following.may_carry()) {
+    if (!next_on(self) || !following.may_carry()) {
       return false;
     }
     carrier = following.carrier();
@@ -576,7 +604,7 @@ bool Interposer::carry(Running& self) {
   int64_t so_far = 0;
   {
     std::lock_guard<std::mutex> held(lock);
-    const auto found = next_on(self.position, self.pages);
+    const auto found = next_on(self);
     const auto decided = found ? following.decide(*found, self.wrote, landed) : std::nullopt;
     if (!decided) {
       return false;
@@ -652,12 +680,15 @@ std::optional<StreamId> Interposer::home_of(const Page& page) {
 // Whether the operation follows the plan, and whether pages have to move for it.
 Entrance Interposer::follow(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
-  if (following.is_moving) {
-    return Entrance::python;  // it waits for the moves there
+  if (following.is_moving || !(following.is_planned() || expect(op, handle, stack, self))) {
+    return Entrance::python;  // where it waits for the moves
   }
-  following.bury_expected();
+  const bool is_planned = following.is_planned();
+  is_planned ? following.bury_expected() : following.bury_dead();
   const PlannedOp* next = following.next();
-  const bool is_next = next != nullptr && next->name == op.name && following.are(self.found, next->pages);
+  const bool is_next = is_planned
+      ? next != nullptr && next->name == op.name && following.are(self.found, next->pages)
+      : !self.found.empty() || next->new_bytes > 0;
   if (!is_next && !self.found.empty()) {
     return Entrance::python;
   }
@@ -673,7 +704,7 @@ Entrance Interposer::follow(
     self.is_captured = next->is_captured;
     moves = moves || next->moves || !following.has_room(*next);
   }
-  if ((moves || self.is_captured) && self.found.empty()) {
+  if ((moves || self.is_captured) && self.found.empty() && is_planned) {
     return Entrance::python;  // nobody knows whether it creates anything
   }
   if (moves) {
@@ -682,13 +713,48 @@ Entrance Interposer::follow(
   }
   self.epoch = following.epoch();
   self.position = -1;
-  self.is_expected = is_next && self.found.empty();  // only an operation that creates a page has a position, then
+  // Only an operation that creates a page has a position, if it uses none.
+  self.is_expected = is_planned && is_next && self.found.empty();
   self.journal_size = following.journal_size();
-  if (!self.found.empty()) {
+  if (is_planned ? !self.found.empty() : is_next) {
+    const auto is_of_another = [&](const auto& run) { return run->is_busy && run.get() != &self; };
+    if (!is_planned && std::none_of(runs_.begin(), runs_.end(), is_of_another)) {
+      self.lanes = following.carrier().lanes;
+      self.tick = following.carrier().tick + following.ops();
+    }
     following.advance(self.found);
     self.position = following.position();
   }
   return Entrance::passes;
+}
+
+// Without a plan, on a device with streams: all operations before this one have been asked for, and it begins.
+void Interposer::note_begin(Running& self) {
+  const auto lanes = std::exchange(self.lanes, nullptr);
+  const Mark now = lanes->mark(self.tick);
+  std::lock_guard<std::mutex> held(lock);
+  if (is_following && self.epoch == following.epoch()) {
+    following.begins_at(self.position, now);
+  }
+}
+
+// Without a plan: the operation is the next. Whether it may pass, and it is known what it creates.
+bool Interposer::expect(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  self.is_asked = true;
+  self.signature = signature_of(op, handle, stack);
+  const auto known = created_.find(self.signature);
+  if (known == created_.end()) {
+    return false;
+  }
+  bool is_repeatable = op.is_repeatable;
+  if (is_repeatable) {
+    const auto its = given(arguments_of(handle, stack), op.writes);
+    is_repeatable = its.are_bare && its.small_bytes <= most_small_bytes;
+  }
+  self.unplanned = PlannedOp{
+      .name = op.name, .new_bytes = known->second, .is_simple = true, .is_repeatable = is_repeatable};
+  return following.expect(*self.unplanned);
 }
 
 // The pages that it may write. Whether others are recomputed from them as they are.
@@ -748,6 +814,8 @@ void Interposer::finish(
       return true;
     }
     const int device = storage->device().index();
+    const auto nbytes = static_cast<int64_t>(storage->nbytes());
+    made_bytes += nbytes;
     Account& account = pages.account(device);
     const StreamId stream = settings.has_streams ? current_stream(device) : 0;
     const bool is_known = !settings.has_streams || knows(stream);
@@ -756,7 +824,7 @@ void Interposer::finish(
       following.advance({});
       self.position = following.position();
     }
-    if (is_known && is_born_as_planned(self, static_cast<int64_t>(storage->nbytes()), device)) {
+    if (is_known && is_born_as_planned(self, nbytes, device)) {
       Page* page = pages.add(storage, device, /*is_young=*/false);
       page->is_named = false;
       page->streams.push_back(stream);
@@ -769,10 +837,8 @@ void Interposer::finish(
       for_python.push_back(tensor);
       return true;
     }
-    const auto nbytes = static_cast<int64_t>(storage->nbytes());
     pages.add(storage, device, /*is_young=*/true)->streams.push_back(stream);
     pages.note_peak(device);
-    made_bytes += nbytes;
     const int64_t most = fills_limit() ? account.limit + 1 : account.most_unseen;
     if (account.live >= most) {
       pages.sweep();

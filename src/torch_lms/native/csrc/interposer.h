@@ -2,8 +2,8 @@
 //
 // The life of an operation here: its operator is looked up (Python describes one at first sight); its arguments are
 // looked up in the table of pages; if nothing has to move, it runs, and what it made is entered in the table. Nothing has
-// to move while everything fits (the fast path is open), or between two moves of a plan (it is followed). In all other
-// cases Python's dispatch mode has it, from its beginning, as if it had come there by itself.
+// to move while everything fits (the fast path is open), or between two moves of a plan, or of an outlook (it is
+// followed). In all other cases Python's dispatch mode has it, from its beginning, as if it had come there by itself.
 
 #pragma once
 
@@ -96,9 +96,12 @@ struct Running {
   std::shared_ptr<Call> call;  // it, recorded
   bool is_expected = false;   // the plan's next operation is like this one, if it creates a page
   size_t journal_size = 0;    // before it
+  std::optional<PlannedOp> unplanned;  // without a plan: what it is
+  std::shared_ptr<Lanes> lanes;  // have to note when it begins
+  int64_t tick = 0;           // of the operation before it
   std::vector<PageId> wrote;  // pages that it may write
   std::vector<Page*> found;   // among its arguments, while it is looked up
-  // While all fits:
+  // While no plan is followed:
   bool is_asked = false;     // it has to be known what it creates
   size_t signature = 0;      // by which that is known
 };
@@ -138,6 +141,9 @@ class Interposer {
   // Python takes over from `following`. For whoever holds the lock.
   std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> take_over();
   int name(const std::string& name);  // a number for it
+  const std::string& name(int number) const {
+    return *by_number_[static_cast<size_t>(number)];
+  }
 
   // What moves before the plan's operation at `position`, on the pages of these numbers, some of which it may write: the
   // operation has begun then, and Python performs the moves. None if it has to decide. For whoever holds the lock.
@@ -232,6 +238,8 @@ class Interposer {
   bool may_be_large(const std::vector<Page*>& used);
   bool has_room(const Running& self);
   void learn(size_t signature, int64_t nbytes);
+  void note_begin(Running& self);
+  bool expect(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   int64_t made_by(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;
   bool note_writes(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   Entrance prepare(Running& self);
@@ -239,6 +247,7 @@ class Interposer {
   bool note_program(Carried& carried, const Page& page) const;
   static std::optional<StreamId> home_of(const Page& page);
   std::optional<std::vector<Page*>> next_on(int position, const std::vector<PageId>& used);
+  std::optional<std::vector<Page*>> next_on(const Running& self);
   std::shared_ptr<Call> capture(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack);
   void finish(
       const Operator& op,
@@ -263,6 +272,7 @@ class Interposer {
   std::condition_variable carried_;
   std::unordered_map<c10::OperatorHandle, Operator> operators_;
   std::unordered_map<std::string, int> names_;
+  std::vector<const std::string*> by_number_;  // those
   uint64_t looked_up_ = 0;  // operations, to find each page once
   std::unordered_map<size_t, int64_t> created_;  // the most bytes of pages that operations of a signature created
   std::vector<std::shared_ptr<Running>> runs_;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -52,6 +53,11 @@ class Journal {
   void begins(int64_t position, int64_t resident_bytes) {
     events_.push_back({What::begins, position, resident_bytes, now_s()});
   }
+  // When it did on a stream.
+  void begins_at(int64_t position, std::shared_ptr<Moment> moment) {
+    begun_.resize(static_cast<size_t>(position) + 1);
+    begun_.back() = std::move(moment);
+  }
   void uses(PageId page) {
     events_.push_back({What::uses, page, 0, 0});
   }
@@ -89,6 +95,8 @@ class Journal {
         moments_.pop_back();
       } else if (what == What::spent && !marks_.empty()) {
         marks_.pop_back();
+      } else if (what == What::begins) {
+        begun_.resize(std::min(begun_.size(), static_cast<size_t>(events_.back().which)));
       }
     }
   }
@@ -99,6 +107,10 @@ class Journal {
   const std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>>& moments() const {
     return moments_;
   }
+  // When operations began on a stream, by their positions; null where that was not noted.
+  const std::vector<std::shared_ptr<Moment>>& begun() const {
+    return begun_;
+  }
   // Until when time was spent, for each such event, on a stream.
   const std::vector<std::shared_ptr<Moment>>& marks() const {
     return marks_;
@@ -108,6 +120,7 @@ class Journal {
   std::vector<Event> events_;
   std::vector<std::pair<std::shared_ptr<Moment>, std::shared_ptr<Moment>>> moments_;
   std::vector<std::shared_ptr<Moment>> marks_;
+  std::vector<std::shared_ptr<Moment>> begun_;
 };
 
 }  // namespace torch_lms

@@ -413,6 +413,9 @@ AsRecipe told(PageId page, const Recipe& recipe) {
   return {page, recipe.number, recipe.inputs, recipe.extra_bytes};
 }
 
+// Without a plan: see `Moving` for the first two, and `Handover` for the others.
+using AsOutlook = std::tuple<int64_t, int64_t, int64_t, int64_t>;
+
 // Bytes: the limit, those on the device, the most that lived, the most that were on the device. Last, the patience.
 using Sizes = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
 
@@ -433,6 +436,7 @@ void follow(
     const Lists& lists,
     const std::vector<AsRecipe>& planned,
     const std::vector<AsRecipe>& dropped,
+    const AsOutlook& outlook,
     const AsCarrier& carrier) {
   locked([&](Interposer& all) {
     for (const auto& [id, state, tier, has_new_copy, is_fixed, writes] : states) {
@@ -473,6 +477,7 @@ void follow(
     handover.position = position;
     handover.device = device;
     std::tie(handover.limit, handover.resident, handover.peak, handover.resident_peak, handover.patience_us) = sizes;
+    std::tie(moving.reserve, moving.spared, handover.most_ops, handover.most_at_once) = outlook;
     Carrier& its = handover.carrier;
     std::tie(its.spill, its.lanes, its.calls, its.tier, its.most_made, its.until_s, its.tick) = carrier;
     all.following.begin(std::move(handover));
@@ -595,6 +600,9 @@ py::object take_over() {
   Done done;
   Lists lists;
   std::vector<std::pair<uint64_t, std::vector<PageId>>> running;
+  std::vector<std::tuple<std::string, int64_t, bool>> unplanned;
+  std::vector<std::pair<PageId, int64_t>> first_uses;
+  int64_t made_bytes = 0;
   Passed passed;
   Account account;
   undisturbed([&](Interposer& all) {
@@ -625,6 +633,15 @@ py::object take_over() {
       planned.push_back(told(page.id, *page.planned_recipe));
       return true;
     });
+    for (const PlannedOp& op : passed.unplanned) {
+      unplanned.emplace_back(all.name(op.name), op.new_bytes, op.is_repeatable);
+    }
+    if (!all.following.is_planned()) {
+      made_bytes = all.following.take_made();
+      for (size_t place = 0; place < passed.touched.size(); ++place) {
+        first_uses.emplace_back(passed.touched[place], passed.first_uses[place]);
+      }
+    }
     for (const PageId id : passed.touched) {
       if (Page* page = all.pages.find(id)) {
         page->is_touched = false;
@@ -644,7 +661,8 @@ py::object take_over() {
   }
   return py::make_tuple(
       passed.journal, passed.journaled, passed.ops, passed.position, passed.created, births, passed.bound, uses, deaths,
-      account.peak, account.resident_peak, moved, as_counts(done), lists, planned, dropped, stale, running);
+      account.peak, account.resident_peak, moved, as_counts(done), lists, planned, dropped, stale, running,
+      py::make_tuple(unplanned, first_uses, made_bytes));
 }
 
 Held held(py::handle storage) {
@@ -817,6 +835,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         return told;
       })
       .def("moments", &Journal::moments)
+      .def("begun", &Journal::begun)
       .def("marks", &Journal::marks);
   py::class_<Call, std::shared_ptr<Call>>(module, "Call").def("made", &made).def("repeat", &repeat);
   py::class_<Calls, std::shared_ptr<Calls>>(module, "Calls")

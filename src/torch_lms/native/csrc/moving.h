@@ -127,6 +127,10 @@ class Moving {
   PageList planned;  // the plan has them dropped now, those included that were recomputed as inputs of others
   PageList dropped;  // they are
   std::vector<int64_t> capacities;  // of the lower tiers, nearest first
+  // Without a plan, in bytes: for so much there shall be room, or pages that can leave without a wait; and so much room is
+  // left for what the program creates, not for pages that come.
+  int64_t reserve = 0;
+  int64_t spared = 0;
   Done done;
 
   // Another session begins, which numbers its pages anew.
@@ -226,6 +230,7 @@ class Moving {
     if (start_evictions() && drop() && recompute(device, used) && !are_inputs(written) &&
         make_room(device, used, new_bytes) && fetch(used)) {
       start_fetches(device, new_bytes);
+      keep_reserve(device, new_bytes);
       pages_.note_peak(device);
       return moves_;
     }
@@ -261,7 +266,7 @@ class Moving {
   int64_t wanted() {
     int64_t nbytes = 0;
     to_fetch.every([&](const Page& page) {
-      nbytes = page.state == State::evicted ? page.nbytes : 0;
+      nbytes = page.state == State::evicted ? page.nbytes + spared : 0;
       return nbytes == 0;
     });
     return nbytes;
@@ -518,11 +523,30 @@ class Moving {
       if (page.state != State::evicted) {
         return true;
       }
-      if (account.limit - account.resident - new_bytes < page.nbytes) {
+      if (account.limit - account.resident - new_bytes < page.nbytes + spared) {
         return false;
       }
       move(page, Act::start_fetch);
       return true;
+    });
+  }
+
+  // Start to copy the next victims down, until there is the reserve, to the nearest page.
+  void keep_reserve(int device, int64_t new_bytes) {
+    if (reserve == 0) {
+      return;
+    }
+    const Account& account = pages_.account(device);
+    int64_t missing = reserve - (account.limit - account.resident - new_bytes);
+    due.every([&](Page& page) {
+      if (missing <= 0 || (page.state == State::resident && missing < page.nbytes / 2)) {
+        return false;
+      }
+      if (!is_candidate(page)) {
+        return true;
+      }
+      missing -= page.nbytes;
+      return page.state != State::resident || start_evict(page);
     });
   }
 
