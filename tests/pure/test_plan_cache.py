@@ -313,6 +313,12 @@ def test_of_what_a_step_loses_the_parts_count_that_followed_no_plan(cache: PlanC
     assert of_length(16, cursor).lost_s == pytest.approx(0.5 + 8 * HOST_OP_S)
 
 
+def test_operations_that_went_by_an_outlook_cost_the_host_little() -> None:
+    step = of_length(16)
+    step.record.ops_by_outlook = 12
+    assert 1.0 + 4 * HOST_OP_S < step.lost_s < 1.0 + 5 * HOST_OP_S
+
+
 def test_steps_that_came_back_to_their_plan_are_counted(cache: PlanCache, later: Later) -> None:
     for ops in (5, 6, 7, 8):
         cache.end_step(of_length(ops))

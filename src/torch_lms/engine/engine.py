@@ -319,8 +319,10 @@ class Engine:
             for name, new_bytes, is_repeatable in by_outlook.ops
         ]
         self._have_passed(passed, ops, stretch)
-        if self.record is not None and self._followed.is_left:
-            self.record.tell_of_stretch(self._followed)
+        if self.record is not None:
+            self.record.ops_by_outlook += len(ops)
+            if self._followed.is_left:
+                self.record.tell_of_stretch(self._followed)
         self._tell(self.pager.went_on(passed, by_outlook.first_uses))
         self._backend.grows(by_outlook.made_bytes, self.pager.book.ledger.device, self.pager.limit)
 

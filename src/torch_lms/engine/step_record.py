@@ -106,6 +106,7 @@ class StepRecord:
 
     Attributes:
         op_count: operations so far.
+        ops_by_outlook: those among them that had no plan, and about which Python was not asked.
         living: the pages when the step began.
     """
 
@@ -118,6 +119,7 @@ class StepRecord:
         self._append = self._events.append
         self._transfers: list[Copies] = []
         self.op_count = 0
+        self.ops_by_outlook = 0
         self._end: Any = None
         self._policy = ""
         self._read: Recorder | None = None
