@@ -282,10 +282,9 @@ class Engine:
         """Where the step is in its plan, if operations may pass from here on for which the plan has nothing to do. They
         may not if it is not known what they create.
         """
-        cursors = self._followed.cursors
-        if self.record is None or self._ran_out_at or len(cursors) != 1:
+        cursor = self._followed.cursor
+        if self.record is None or self._ran_out_at or cursor is None:
             return None
-        cursor = cursors[0]
         return None if cursor.position < 0 or cursor.creates_more else cursor
 
     def passed(self, passed: Passed, stretch: Stretch) -> None:
@@ -295,7 +294,8 @@ class Engine:
             passed: what they did.
             stretch: those among them since pages were last moved.
         """
-        cursor = self._followed.cursors[0]
+        cursor = self._followed.cursor
+        assert cursor is not None
         self._have_passed(passed, cursor.plan.trace.ops, stretch)
         cursor.passed(passed)
         self._tell(self.pager.passed(passed))
@@ -303,14 +303,14 @@ class Engine:
     @property
     def outlook(self) -> Outlook | None:
         """What the operations to come may go by, if the step follows no plan."""
-        if self._ran_out_at or self._followed.cursors:
+        if self._ran_out_at or self._followed.cursor is not None:
             return None
         return self.pager.outlook()
 
     @property
     def watches_for_plan(self) -> bool:
         """Whether the step follows none, but may be like one again, so that not too many operations should pass."""
-        return self._followed.is_left
+        return self._followed.may_rejoin
 
     def went_on(self, passed: Passed, by_outlook: ByOutlook, stretch: Stretch) -> None:
         """Operations went by the ``outlook``, and nothing had to be decided for them. Arguments as of ``passed``."""
@@ -321,7 +321,7 @@ class Engine:
         self._have_passed(passed, ops, stretch)
         if self.record is not None:
             self.record.ops_by_outlook += len(ops)
-            if self._followed.is_left:
+            if self._followed.may_rejoin:
                 self.record.tell_of_stretch(self._followed)
         self._tell(self.pager.went_on(passed, by_outlook.first_uses))
         self._backend.grows(by_outlook.made_bytes, self.pager.book.ledger.device, self.pager.limit)
@@ -345,8 +345,9 @@ class Engine:
         op, record, view = halt.op, self.record, self.pager.view
         view.tick = halt.tick
         now = self._backend.mark()
-        if record is not None:
-            record.passed(self._followed.cursors[0].plan.trace.ops, halt.stretch, now, halt.host, halt.disk)
+        cursor = self._followed.cursor
+        if record is not None and cursor is not None:
+            record.passed(cursor.plan.trace.ops, halt.stretch, now, halt.host, halt.disk)
         view.tick += 1
         self._spent_until = now
         are_there = False
@@ -383,10 +384,10 @@ class Engine:
     @property
     def position_to_repeat(self) -> int:
         """The position in its plan of the operation that runs, if a page is recomputed by it later; else -1."""
-        for cursor in self._followed.cursors:
-            if not cursor.has_diverged and cursor.position in cursor.plan.repeated_ops:
-                return cursor.position
-        return -1
+        cursor = self._followed.cursor
+        if cursor is None or cursor.position not in cursor.plan.repeated_ops:
+            return -1
+        return cursor.position
 
     def pinned(self, pages: tuple[PageId, ...]) -> None:
         """``pages`` become resident, and stay until ``unpinned``."""
@@ -435,17 +436,15 @@ class Engine:
 
     def _join_plans(self) -> None:
         """Follow what has been made since the step began without a plan."""
-        if self._followed.cursors or self._plans is None or not self._plans.has_news:
+        if self._followed.cursor is not None or self._plans is None or not self._plans.has_news:
             return
         if self.record is not None and self._is_record_whole:
             self._followed.join(self._plans.begin_step(self.record.living, self.pager.limit))
 
     def _is_repeatable(self, op: Operation) -> bool:
         """Whether ``op`` can be repeated. So it was in a step that went like this one so far: that is quicker told."""
-        if not self._followed.cursors:
-            return op.is_repeatable
-        cursor = self._followed.cursors[0]
-        return cursor.plan.trace.ops[cursor.position].is_repeatable
+        cursor = self._followed.cursor
+        return op.is_repeatable if cursor is None else cursor.plan.trace.ops[cursor.position].is_repeatable
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -480,7 +479,7 @@ class Engine:
             if self._plans is not None and self._is_record_whole:
                 ended = EndedStep(
                     record,
-                    self._followed.last,
+                    self._followed.ended(),
                     self._limit_of_plans,
                     evicted_bytes - self._evicted_before_step,
                     fetched_bytes - self._fetched_before_step,
