@@ -153,19 +153,19 @@ def test_the_timeline_has_every_operation() -> None:
 @pytest.mark.parametrize("name", ["pwrite", "preadv"])
 def test_a_copy_that_fails_once_is_tried_again_or_told(name: str, number: int) -> None:
     """A page that Python waits for is lost, it says, and there for whoever asks once more."""
-    expected = Training().run([64] * 8)
+    expected = Training().run([64] * 24)
     training = Training()
     found: list[torch.Tensor] = []
     with session():
         with disk_calls(name, NthCall(getattr(os, name), number, failing(errno.EIO))) as calls:
-            while len(found) < 6:
+            while calls.calls <= number and len(found) < 20:  # how many pages are written at once depends on time
                 with suppress(torch_lms.PageLostError):
                     found.append(training.step())
                 training.update.zero_grad()
         assert calls.calls > number
         check_books()
         found += training.run([64] * 2)
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, found, expected[: len(found)]))
 
 
 def test_a_full_disk_is_told_and_nothing_is_lost() -> None:
