@@ -214,6 +214,8 @@ class Prefetcher:
     def _to_fetch(self, view: View) -> Iterator[Page]:
         """Pages that are needed next."""
         room = view.room - _SPARED * view.limit
+        if room <= 0:
+            return
         for pages in self._to_come(view):
             for page in pages:
                 if page.nbytes > room:

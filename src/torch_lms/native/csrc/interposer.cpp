@@ -363,8 +363,11 @@ void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet
   }
   // PyTorch checks some views against the size of the storage, which is 0 while it is away.
   const auto given = arguments_of(handle, *stack);
-  const std::vector<c10::IValue> arguments(given.begin(), given.end());
+  const std::vector<c10::IValue> arguments(given.begin(), given.end());  // not let go of with the lock held
   const auto others = stack->size() - arguments.size();
+  if (run_view_of_away(handle, below, stack)) {
+    return;
+  }
   try {
     handle.redispatchBoxed(below, stack);
     return;
@@ -373,6 +376,52 @@ void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet
     stack->insert(stack->end(), arguments.begin(), arguments.end());
   }
   run_in_python(handle, below, stack);
+}
+
+// A view of pages that are away, and stay so meanwhile: as long as it takes their storages have their sizes. Whether that
+// was possible. Nothing that may call Python is run here, with the lock held.
+bool Interposer::run_view_of_away(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
+  std::lock_guard<std::mutex> held(lock);
+  if (!is_following || following.is_moving) {
+    return false;
+  }
+  std::vector<const Page*> away;
+  for (const auto& value : arguments_of(handle, *stack)) {
+    const bool is_plain = every_tensor(value, [&](const at::Tensor& tensor) {
+      const auto& impl = *tensor.unsafeGetTensorImpl();
+      if (is_peculiar(impl)) {
+        return false;
+      }
+      const Page* page = pages.find(impl.unsafe_storage().unsafeGetStorageImpl());
+      if (page != nullptr && (page->state == State::evicted || page->state == State::dropped)) {
+        away.push_back(page);
+      }
+      return true;
+    });
+    if (!is_plain) {
+      return false;
+    }
+  }
+  if (away.empty()) {
+    return false;
+  }
+  struct Sized {
+    const std::vector<const Page*>& pages;
+    explicit Sized(const std::vector<const Page*>& away) : pages(away) {
+      for (const Page* page : pages) {
+        page->storage->set_nbytes(static_cast<size_t>(page->nbytes));
+      }
+    }
+    ~Sized() {
+      for (const Page* page : pages) {
+        page->storage->set_nbytes(size_t{0});
+      }
+    }
+  };
+  const Sized sized(away);
+  handle.redispatchBoxed(below, stack);
+  return true;
 }
 
 void Interposer::run_plain(

@@ -226,6 +226,7 @@ class Interposer {
   bool is_new_search(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) const;
   void hand_to_modes(const c10::OperatorHandle& op, torch::jit::Stack* stack);
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
+  bool run_view_of_away(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_in_python(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   Entrance enter(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
