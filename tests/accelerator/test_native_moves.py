@@ -192,6 +192,21 @@ def test_a_device_with_less_memory_than_the_limit(
     assert session.lms.stats().planned_steps > 0
 
 
+def test_memory_runs_out_without_a_plan(
+    module: ModuleType, device: torch.device, monkeypatch: pytest.MonkeyPatch, expected: torch.Tensor
+) -> None:
+    """In an operation that passes natively, or in a move: it runs again, and from then on the limit is lower."""
+    monkeypatch.setattr(PlanCache, "begin_step", lambda *_: [])
+    with carrying.carrying(device, expected) as session:
+        torch.accelerator.synchronize()
+        module.empty_cache()
+        module.set_capacity(module.memory_reserved() + LIMIT // 2)
+        assert all(map(expected.equal, session.run(WARM_UP)))
+        module.set_capacity(accelerator.CAPACITY)
+        assert all(map(expected.equal, session.run(2)))
+        assert session.lms.stats().limit_bytes < LIMIT
+
+
 def test_pages_of_another_stream(
     session: Carrying, expected: torch.Tensor, module: ModuleType, device: torch.device
 ) -> None:
