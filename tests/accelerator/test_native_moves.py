@@ -83,7 +83,7 @@ def test_operations_without_a_plan_pass_natively(
     assert stats.planned_steps == 0
     assert stats.evictions > 20 * STEPS
     assert stats.peak_resident_bytes <= LIMIT
-    assert told.calls < 0.3 * STEPS * len(trace.ops)
+    assert told.calls < 0.35 * STEPS * len(trace.ops)
     assert len(timeline.levels) == len(trace.ops)
     computed = sorted((span for span in timeline.spans if span.lane is Lane.COMPUTE), key=lambda span: span.start_s)
     assert sum(op.seconds for op in trace.ops) <= computed[-1].end_s - computed[0].start_s

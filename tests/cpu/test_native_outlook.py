@@ -87,7 +87,7 @@ def test_few_operations_are_told_to_python() -> None:
     assert all(map(torch.equal, found, expected))
     assert stats.planned_steps == 0
     assert stats.evictions > LAYERS
-    assert told.calls < 0.2 * 2 * ops
+    assert told.calls < 0.35 * 2 * ops  # at each 9th, where copies are slow
 
 
 @pytest.mark.parametrize("pages", [30, 42, 54])
@@ -247,7 +247,7 @@ def test_views_of_pages_that_are_away_pass_natively() -> None:
             LmsMode, "_view", partial(NthCall, number=0, instead=lambda call, *given: call(*given))
         ) as told:
             found += training.run([64] * 2)
-        assert told.calls < 4  # between two outlooks Python has some
+        assert told.calls < 0.2 * 2 * 2 * LAYERS  # between two outlooks Python has some
         for weight in training.layers.parameters():
             with pytest.raises(RuntimeError, match="out of bounds"):
                 weight.detach().as_strided((64, 64), (64, 2))

@@ -120,6 +120,7 @@ class Following {
       }
     }
     handover_ = std::move(handover);
+    began_s_ = now_s();
     passed_ = {};
     passed_.position = handover_.position;
     touches_ = 0;
@@ -265,7 +266,8 @@ class Following {
     auto& ops = unplanned_->ops;
     ops.resize(static_cast<size_t>(passed_.position + 1));
     ops.push_back(op);
-    return passed_.ops < handover_.most_ops;
+    const bool is_long_ago = passed_.ops >= least_ops && now_s() > began_s_ + outlook_s;
+    return passed_.ops < handover_.most_ops && !is_long_ago;
   }
 
   // The operation that the plan has next; null if that was its last.
@@ -521,6 +523,9 @@ class Following {
   std::chrono::steady_clock::time_point until_;
   Passed passed_ = {};
   int64_t created_bytes_ = 0;  // by the last operation, so far
+  static constexpr int64_t least_ops = 8;    // by one outlook, which is some 10 ms old at most:
+  static constexpr double outlook_s = 10e-3;  // what it says is good enough, and a look costs some 0.3 ms
+  double began_s_ = 0;
   static constexpr size_t most_looked_at = 256;  // pages, for each operation
   std::array<PageId, 64> recent_ = {};  // that were used last
   size_t unswept_ = 0;  // operations since all pages were looked at
