@@ -5,6 +5,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -65,6 +66,11 @@ def in_place_of(owner: Any, name: str, new: Callable[[Callable[..., Any]], Any])
     call = new(getattr(owner, name))
     with patch.object(owner, name, call):
         yield call
+
+
+def counted(owner: Any, name: str) -> AbstractContextManager[Any]:
+    """Inside, calls of a method are counted: see ``NthCall.calls`` of what it gives."""
+    return in_place_of(owner, name, partial(NthCall, number=0, instead=None))
 
 
 def waits_for_copies(new: Callable[[Callable[..., Any]], Any]) -> AbstractContextManager[Any]:
@@ -218,7 +224,7 @@ class NthCall:
     Args:
         call: the function or method in whose place it stands.
         number: 1 for the first; 0 for none of them.
-        instead: is given the call and its arguments.
+        instead: is given the call and its arguments; None if ``number`` is 0.
 
     Attributes:
         calls: how many there were.

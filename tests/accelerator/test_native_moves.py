@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from tests import accelerator, carrying
 from tests.campaign.found import ROOT
 from tests.carrying import LIMIT, WARM_UP, Carrying, again_and_again
 from tests.fault_rig import backend_now, check_books
-from tests.injection import NthCall, in_place_of
+from tests.injection import counted
 from tests.ways import IS_NATIVE
 from torch_lms.capture.mode import LmsMode
 from torch_lms.engine import Engine, PlanCache
@@ -76,8 +75,7 @@ def test_operations_without_a_plan_pass_natively(
     """Pages leave and come by an outlook, and the record of the step says when each operation ran on the device."""
     module.schedule(schedule, 5)
     monkeypatch.setattr(PlanCache, "begin_step", lambda *_: [])
-    decide = partial(NthCall, number=0, instead=lambda call, *given: call(*given))
-    with carrying.carrying(device, expected) as session, in_place_of(Engine, "op_begins", decide) as told:
+    with carrying.carrying(device, expected) as session, counted(Engine, "op_begins") as told:
         assert all(map(expected.equal, session.run(STEPS)))
         stats, trace, timeline = session.lms.stats(), session.lms.trace(), session.lms.timeline()
     assert stats.planned_steps == 0
@@ -179,16 +177,21 @@ def test_what_fails_once_is_tried_again(session: Carrying, expected: torch.Tenso
     assert session.lms.stats().planned_steps >= 4
 
 
-def test_a_device_with_less_memory_than_the_limit(
-    session: Carrying, expected: torch.Tensor, module: ModuleType
-) -> None:
-    """Memory runs out in the middle of moves; then the limit is lower."""
+def run_with_less_memory(session: Carrying, expected: torch.Tensor, module: ModuleType) -> None:
+    """Steps on a device that has half of the limit, and two with all of its memory again."""
     torch.accelerator.synchronize()
     module.empty_cache()
     module.set_capacity(module.memory_reserved() + LIMIT // 2)
     assert all(map(expected.equal, session.run(WARM_UP)))
     module.set_capacity(accelerator.CAPACITY)
     assert all(map(expected.equal, session.run(2)))
+
+
+def test_a_device_with_less_memory_than_the_limit(
+    session: Carrying, expected: torch.Tensor, module: ModuleType
+) -> None:
+    """Memory runs out in the middle of moves; then the limit is lower."""
+    run_with_less_memory(session, expected, module)
     assert session.lms.stats().planned_steps > 0
 
 
@@ -198,12 +201,7 @@ def test_memory_runs_out_without_a_plan(
     """In an operation that passes natively, or in a move: it runs again, and from then on the limit is lower."""
     monkeypatch.setattr(PlanCache, "begin_step", lambda *_: [])
     with carrying.carrying(device, expected) as session:
-        torch.accelerator.synchronize()
-        module.empty_cache()
-        module.set_capacity(module.memory_reserved() + LIMIT // 2)
-        assert all(map(expected.equal, session.run(WARM_UP)))
-        module.set_capacity(accelerator.CAPACITY)
-        assert all(map(expected.equal, session.run(2)))
+        run_with_less_memory(session, expected, module)
         assert session.lms.stats().limit_bytes < LIMIT
 
 

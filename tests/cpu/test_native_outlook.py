@@ -5,7 +5,6 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 import torch_lms
 from tests.cpu.test_native import random_program
 from tests.fault_rig import check_books
-from tests.injection import NthCall, disk_calls, failing, in_place_of
+from tests.injection import NthCall, counted, disk_calls, failing
 from tests.ways import IS_NATIVE
 from torch_lms.capture.mode import LmsMode
 from torch_lms.engine import Engine, PlanCache, StepRecord
@@ -71,7 +70,7 @@ def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told_to_python() -> AbstractContextManager[Any]:
     """Counts the operations that the engine has to decide on."""
-    return in_place_of(Engine, "op_begins", partial(NthCall, number=0, instead=lambda call, *given: call(*given)))
+    return counted(Engine, "op_begins")
 
 
 @pytest.mark.usefixtures("no_plans")
@@ -212,10 +211,6 @@ def test_nothing_is_handed_over_for_a_while_where_each_operation_needs_python() 
 def test_a_step_comes_back_to_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """It did something else for a while, natively."""
     monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
-    told: list[str] = []
-    monkeypatch.setattr(
-        StepRecord, "tell_of_stretch", lambda *given, tell=StepRecord.tell_of_stretch: told.append("") or tell(*given)
-    )
 
     def run() -> list[torch.Tensor]:
         training = Training()
@@ -230,11 +225,13 @@ def test_a_step_comes_back_to_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         return losses
 
     expected = run()
-    with session(policy="planned") as lms:
+    with session(policy="planned") as lms, counted(StepRecord, "tell_of_stretch") as told:
         found = run()
         stats = lms.stats()
     assert all(map(torch.equal, found, expected))
     assert stats.planned_steps > 2
+    assert told.calls > 0
+    assert stats.rejoined_steps > 0
 
 
 def test_views_of_pages_that_are_away_pass_natively() -> None:
@@ -243,9 +240,7 @@ def test_views_of_pages_that_are_away_pass_natively() -> None:
     training = Training()
     with session():
         found = training.run([64] * 3)
-        with in_place_of(
-            LmsMode, "_view", partial(NthCall, number=0, instead=lambda call, *given: call(*given))
-        ) as told:
+        with counted(LmsMode, "_view") as told:
             found += training.run([64] * 2)
         assert told.calls < 0.2 * 2 * 2 * LAYERS  # between two outlooks Python has some
         for weight in training.layers.parameters():

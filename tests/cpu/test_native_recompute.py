@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import torch_lms
-from tests.injection import NthCall, calls_repeated, in_place_of, moves_in_python
+from tests.injection import NthCall, calls_repeated, counted, in_place_of, moves_in_python
 from tests.ways import IS_NATIVE
 from torch_lms.engine import engine
 from torch_lms.engine.planning import Speeds
@@ -147,13 +147,12 @@ def test_pages_that_a_longer_plan_dropped(monkeypatch: pytest.MonkeyPatch) -> No
 def in_python() -> tuple[int, int, int]:
     """Of four steps that follow a plan: recomputations; how many Python performed, and how many it prepared."""
     expected = Training().steps(10)
-    counted = partial(NthCall, number=0, instead=None)
     with torch_lms.session(limit=19 * PAGE, min_size=1024, device="cpu") as lms:
         training = Training()
         found = training.steps(6)
         with (
-            in_place_of(NativeRecomputer, "bind", counted) as bound,
-            in_place_of(NativeRecomputer, "recompute", counted) as recomputed,
+            counted(NativeRecomputer, "bind") as bound,
+            counted(NativeRecomputer, "recompute") as recomputed,
         ):
             lms.reset_stats()
             found += training.steps(4)

@@ -75,9 +75,8 @@ struct Passed {
   size_t created = 0;  // pages by the last operation, so far
   std::vector<PageId> births;
   std::vector<std::pair<PageId, int>> bound;
-  std::vector<PageId> touched;
-  std::vector<int64_t> first_uses;     // of these: the operations, counted from the handover
-  std::vector<PlannedOp> unplanned;    // the operations that passed, if there is no plan
+  std::vector<std::pair<PageId, int64_t>> touched;  // pages, and the operation that used each first
+  std::vector<PlannedOp> unplanned;  // the operations that passed, if there is no plan
 };
 
 // Not thread-safe: whoever calls holds the lock of the interposer.
@@ -261,13 +260,17 @@ class Following {
     numbered_[static_cast<size_t>(number)] = page.id;
   }
 
-  // Without a plan: such an operation is next, instead of one that was but did not begin. Whether it may pass.
-  bool expect(const PlannedOp& op) {
+  // Without a plan: such an operation is next, instead of one that was but did not begin.
+  void expect(const PlannedOp& op) {
     auto& ops = unplanned_->ops;
     ops.resize(static_cast<size_t>(passed_.position + 1));
     ops.push_back(op);
+  }
+
+  // Whether Python has to look again, before another operation goes by what it said.
+  bool is_outlook_over() const {
     const bool is_long_ago = passed_.ops >= least_ops && now_s() > began_s_ + outlook_s;
-    return passed_.ops < handover_.most_ops && !is_long_ago;
+    return passed_.ops >= handover_.most_ops || is_long_ago;
   }
 
   // The operation that the plan has next; null if that was its last.
@@ -509,8 +512,7 @@ class Following {
     if (!page.is_touched) {
       page.is_touched = true;
       page.touch = {};
-      passed_.touched.push_back(page.id);
-      passed_.first_uses.push_back(passed_.ops);
+      passed_.touched.emplace_back(page.id, passed_.ops);
     }
     page.touch.at = ++touches_;
     page.touch.tick = passed_.ops;

@@ -793,7 +793,7 @@ bool Interposer::expect(
   self.is_asked = true;
   self.signature = signature_of(op, handle, stack);
   const auto known = created_.find(self.signature);
-  if (known == created_.end()) {
+  if (known == created_.end() || following.is_outlook_over()) {
     return false;
   }
   bool is_repeatable = op.is_repeatable;
@@ -803,7 +803,8 @@ bool Interposer::expect(
   }
   self.unplanned = PlannedOp{
       .name = op.name, .new_bytes = known->second, .is_simple = true, .is_repeatable = is_repeatable};
-  return following.expect(*self.unplanned);
+  following.expect(*self.unplanned);
+  return true;
 }
 
 // The pages that it may write. Whether others are recomputed from them as they are.

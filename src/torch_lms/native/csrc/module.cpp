@@ -638,11 +638,9 @@ py::object take_over() {
     }
     if (!all.following.is_planned()) {
       made_bytes = all.following.take_made();
-      for (size_t place = 0; place < passed.touched.size(); ++place) {
-        first_uses.emplace_back(passed.touched[place], passed.first_uses[place]);
-      }
+      first_uses = passed.touched;
     }
-    for (const PageId id : passed.touched) {
+    for (const auto& [id, first_use] : passed.touched) {
       if (Page* page = all.pages.find(id)) {
         page->is_touched = false;
         touched.emplace_back(page->touch.at, id, page->touch.tick, page->touch.writes);
