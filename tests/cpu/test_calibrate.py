@@ -87,8 +87,9 @@ def test_what_lms_costs_the_host_is_measured_for_what_there_is(
     python = found[PYTHON]
     assert python.is_available
     assert python.source.startswith("measured")
-    assert 0 < python.op_s < python.short_op_s < 1e-3  # on any machine that is not a hundred times slower
-    assert 0 < python.action_s < 1e-2
+    assert 0 < python.op_s < 1e-3  # on any machine that is not a hundred times slower
+    assert 0 <= python.short_op_s < 1e-3
+    assert 0 <= python.action_s < 1e-2
     if not found[NATIVE].is_available:
         assert found[NATIVE] == replace(default_host_costs()[NATIVE], is_available=False)
 
