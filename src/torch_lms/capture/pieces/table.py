@@ -32,12 +32,17 @@ def alias_by_memory(
     storage = untyped_storage(tensor)
     nbytes = storage_nbytes(storage)
     like = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
-    STORAGE.resize_(storage, max(nbytes, (offset + span(like)) * tensor.element_size()))
+    needed_bytes = (offset + span(like)) * tensor.element_size()
+    # Resized, it moves, be it to the size that it has: what another thread has just brought back may be in use.
+    is_too_small = nbytes < needed_bytes
+    if is_too_small:
+        STORAGE.resize_(storage, needed_bytes)
     try:
         bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         made: torch.Tensor = set_view(bare, storage, offset, sizes, strides)
     finally:
-        STORAGE.resize_(storage, nbytes)
+        if is_too_small:
+            STORAGE.resize_(storage, nbytes)
     made = made.conj() if tensor.is_conj() else made
     return torch._neg_view(made) if tensor.is_neg() else made
 

@@ -1,0 +1,60 @@
+"""Threads that train beside each other in one session."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import torch_lms
+from torch_lms.capture.pieces.table import alias_by_memory
+
+THREADS, STEPS = 4, 15
+
+
+def train(seed: int) -> list[torch.Tensor]:
+    """The losses of small layers on batches of other sizes each time."""
+    generator, sizes = torch.Generator().manual_seed(seed), random.Random(seed)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(STEPS):
+        loss = model(torch.randn(sizes.choice([16, 32, 64]), 64, generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def train_all() -> list[list[torch.Tensor]]:
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(train, range(THREADS)))
+
+
+@pytest.mark.parametrize("limit", [300_000, 1_200_000])
+@pytest.mark.parametrize("policy", ["reactive", "planned"])
+def test_equal_to_the_bit(policy: str, limit: int) -> None:
+    expected = train_all()
+    with torch_lms.session(limit=limit, min_size=1024, device="cpu", policy=policy) as lms:
+        found = train_all()
+        lms.validate()
+        assert lms.stats().evictions > 100
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
+    """As the view was refused it was away; now it may be in use."""
+    tensor = torch.arange(4096.0)
+    address = tensor.data_ptr()
+    held = torch.empty(4096)  # whoever gave the memory back here would be given other
+    view = alias_by_memory(tensor, (64,), (2,), 100)
+    assert tensor.data_ptr() == view.untyped_storage().data_ptr() == address
+    assert torch.equal(view, torch.arange(100.0, 228.0, 2))
+    del held
