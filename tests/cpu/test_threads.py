@@ -1,6 +1,7 @@
 """Threads that train beside each other in one session."""
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -58,3 +59,38 @@ def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
     assert tensor.data_ptr() == view.untyped_storage().data_ptr() == address
     assert torch.equal(view, torch.arange(100.0, 228.0, 2))
     del held
+
+
+_events: list[threading.Event] = []
+
+
+@torch.library.custom_op("lms_threads::twice_when_told", mutates_args=())
+def _twice_when_told(x: torch.Tensor) -> torch.Tensor:
+    if _events:
+        began, go = _events
+        began.set()
+        assert go.wait(60)
+    return x * 2
+
+
+@_twice_when_told.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_runs_elsewhere_keeps_room_for_its_result() -> None:
+    with torch_lms.session(limit=400_000, min_size=1024, device="cpu", policy="reactive") as lms:
+        given = torch.ones(10_000)
+        _twice_when_told(given)
+        _events.extend([threading.Event(), threading.Event()])
+        with ThreadPoolExecutor(1) as threads:
+            running = threads.submit(_twice_when_told, given)
+            assert _events[0].wait(60)
+            kept = [torch.ones(10_000) * number for number in range(20)]
+            _events[1].set()
+            result = running.result()
+        _events.clear()
+        assert lms.stats().peak_resident_bytes <= 400_000
+        assert sum(map(torch.sum, kept)) == 10_000 * 190
+        assert result.sum() == 20_000
+        lms.validate()

@@ -12,6 +12,7 @@ from torch_lms.engine.backend import Backend, Mark, Spent
 from torch_lms.engine.followed import Followed
 from torch_lms.engine.plan_cache import EndedStep, Plans
 from torch_lms.engine.planning import Speeds
+from torch_lms.engine.promises import Promises
 from torch_lms.engine.step_record import StepRecord, Stretch
 from torch_lms.pager import Action, Pager
 from torch_lms.policy import ByOutlook, Outlook, Passed, PlanCursor, Policy
@@ -154,6 +155,7 @@ class Engine:
     Attributes:
         pager: decides.
         links: sums over all transfers, by direction.
+        promises: what operations that run are about to create.
         record: of the step that runs; None if it is not recorded.
         recoveries: operations that ran out of memory and were run again.
     """
@@ -171,6 +173,7 @@ class Engine:
     ) -> None:
         self.pager = Pager(0 if limit is None else limit, policy, backend.tiers)
         self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
+        self.promises = Promises()
         self.recoveries = 0
         self._backend = backend
         self._outcome = partial(backend.perform, spent=self._spent)
@@ -210,6 +213,8 @@ class Engine:
             self.record.created(page, nbytes, unpageable)
         self._followed.created(page, nbytes)
         self.pager.created(page, nbytes, unpageable, is_found=is_found)
+        if self.promises:
+            self.promises.keep(nbytes)
         self._backend.use((page,))
 
     def found_in_file(self, page: PageId) -> None:
@@ -253,7 +258,9 @@ class Engine:
     def op_begins(
         self, op: Operation, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...] = ()
     ) -> None:
-        """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them."""
+        """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them and for the
+        results of operations on other threads.
+        """
         if self.record is not None:
             now = self._backend.mark()
             self._join_plans()
@@ -273,6 +280,7 @@ class Engine:
         """The operation on ``pages`` ended, or failed; it wrote ``written``."""
         if self.record is not None:
             self.record.ends(written)
+        self.promises.end()
         actions = self.pager.op_ends(pages, written)
         if actions:
             self._perform(actions)
@@ -417,9 +425,10 @@ class Engine:
             landed = backend.landed()
             if landed:
                 self.transfers_done(landed)
-        if self._is_auto and pager.room < new_bytes:
+        needed_bytes = new_bytes + self.promises.of_others() if self.promises else new_bytes
+        if self._is_auto and pager.room < needed_bytes:
             self.refresh_limit(at_most_every_s=REFRESH_EVERY_S)
-        actions = pager.op_begins(pages, new_bytes, writes)
+        actions = pager.op_begins(pages, needed_bytes, writes)
         began = self._drive(actions) if actions else None
         try:
             if actions:
@@ -430,6 +439,7 @@ class Engine:
             if self.record is not None:
                 self.record.ready(name, backend.mark(), ledger.device, ledger.host, ledger.disk)
             backend.use(pages)
+            self.promises.give(new_bytes)
         except BaseException:  # an interrupt: the caller takes it that the operation never began
             self._tell(pager.op_ends(pages, ()))
             raise

@@ -246,8 +246,10 @@ class Native(Protocol):
         to which it stays open.
         """
 
-    def close(self) -> list[tuple[int, list[PageId]]]:
-        """Close it. The pages of the operations that are on it now, by the identity of their threads."""
+    def close(self) -> list[tuple[int, list[PageId], int]]:
+        """Close it. The operations that are on it now: the identities of their threads, their pages, and the bytes that
+        they are about to create, as far as is known.
+        """
 
     def Spill(self, fd: int, threads: int) -> Spilling:
         """Copies pages to an open file. So many threads in each direction.
@@ -341,9 +343,9 @@ class Native(Protocol):
             is_new: its numbers have not been given to pages before, in this step.
             position: of the last operation.
             device: its index.
-            sizes: bytes: the limit; pages on the device; the most that lived in this step; the most that were on the
-                device. Last, after how many microseconds it is asked whether copies down have ended, where a page that
-                is to be fetched waits for their room.
+            sizes: bytes: the limit, without what operations that run are about to create; pages on the device; the most
+                that lived in this step; the most that were on the device. Last, after how many microseconds it is asked
+                whether copies down have ended, where a page that is to be fetched waits for their room.
             tiers: the bytes that each lower tier holds, and the most that it can.
             states: pages of which something has changed: the numbers of their states (``runtime.native_moves``) and
                 tiers (-1 for none); whether their lower copies are new, whether they must stay; how often they were
@@ -389,8 +391,8 @@ class Native(Protocol):
         """From here on none does. What passed: a journal and how many operations are in it, then the fields of
         ``policy.Passed`` but the first (births with their storages and the streams of their memory; deaths also of
         pages that Python has not heard of; moved pages and lists without recipes); the recipes of pages that the plan
-        has dropped now, and of the moved ones that are; pages whose lower copies were given up, and the pages of
-        operations that run now, by the identity of their threads; and the fields of ``policy.ByOutlook``.
+        has dropped now, and of the moved ones that are; pages whose lower copies were given up; the operations that
+        run now, as ``close`` tells of them; and the fields of ``policy.ByOutlook``.
         """
 
     def ask_python(self, always: bool) -> None:

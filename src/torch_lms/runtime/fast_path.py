@@ -26,6 +26,20 @@ class Progress(NamedTuple):
     counts: Counts
 
 
+class Running(NamedTuple):
+    """An operation that runs now.
+
+    Attributes:
+        thread: the identity of its thread.
+        pages: that it uses.
+        new_bytes: that it is about to create, as far as is known.
+    """
+
+    thread: int
+    pages: list[Entry]
+    new_bytes: int
+
+
 class FastPath:
     """While it is open, operations pin nothing: they only enter, and exit.
 
@@ -125,13 +139,15 @@ class FastPath:
         running = self._has_closed()
         for backend in self._table.backends:
             backend.executor.forget_marks()
-        self._pin([*running, *list(self._on_it.items())])
+        self._pin([*running, *(Running(thread, entries, 0) for thread, entries in list(self._on_it.items()))])
 
-    def _pin(self, running: list[tuple[int, list[Entry]]]) -> None:
-        """Pin the pages of operations that run now, by their threads."""
+    def _pin(self, running: list[Running]) -> None:
+        """Pin the pages of operations that run now, and keep room for what they create."""
         to_pin: dict[Engine, tuple[PageId, ...]] = {}
-        for thread, entries in running:
-            for backend, its in self._table.group(entries):
+        for thread, entries, new_bytes in running:
+            groups = self._table.group(entries)
+            groups[0][0].engine.promises.give(new_bytes, thread)
+            for backend, its in groups:
                 engine = backend.engine
                 pages = tuple({page for page in pages_of(its) if page in engine.pager.book})
                 self._pinned_for.setdefault(thread, []).append((engine, pages))
@@ -162,12 +178,13 @@ class FastPath:
     def _has_opened(self) -> None:
         """It is open from now on."""
 
-    def _has_closed(self) -> list[tuple[int, list[Entry]]]:
-        """It is closed from now on. Operations that are on it unknown to ``enter``, by their threads."""
+    def _has_closed(self) -> list[Running]:
+        """It is closed from now on. Operations that are on it unknown to ``enter``."""
         self._reap()
         return []
 
     def _unpin(self, thread: int, wrote: bool) -> None:
         """The operation of ``thread`` ended: undo what whoever closed it has pinned."""
         for engine, pages in self._pinned_for.pop(thread, ()):
+            engine.promises.end()
             engine.unpinned(pages, pages if wrote else ())

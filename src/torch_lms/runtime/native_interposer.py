@@ -21,7 +21,7 @@ from torch_lms.pager import Pager
 from torch_lms.policy import ByOutlook, Counts, Lists, Moved, Outlook, Passed, Plan, PlanCursor, Recipe
 from torch_lms.residency import Tier
 from torch_lms.runtime.backend import DeviceBackend
-from torch_lms.runtime.fast_path import FastPath, Progress
+from torch_lms.runtime.fast_path import FastPath, Progress, Running
 from torch_lms.runtime.interposer import Interposer
 from torch_lms.runtime.malloc import Heap
 from torch_lms.runtime.native_cpu import NativeCpuExecutor
@@ -158,11 +158,11 @@ class NativeFastPath(FastPath):
             for stream in backend.executor.streams_of(page):
                 self._native.use_on(page, stream)
 
-    def _has_closed(self) -> list[tuple[int, list[Entry]]]:
+    def _has_closed(self) -> list[Running]:
         """Pages born there are known by their numbers once the books are up to date."""
         running = self._native.close()
         self._reap()
-        return self._entries_of(running)
+        return self._running(running)
 
     def abandon(self) -> None:
         super().abandon()
@@ -193,12 +193,13 @@ class NativeFastPath(FastPath):
         if backend.executor.has_streams:
             self._tell_streams(backend, [page for page, *_ in states])
             self._since = backend.mark()
+        limit = pager.limit - engine.promises.of_others()
         self._tick = pager.view.tick
         self._dropped = list(pager.recipes.values())
         self._native.follow(
             *(ahead.plan, ahead.is_new, ahead.position),
             index_of(backend.device),
-            (pager.limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
+            (limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
             [(ledger.held(tier), capacity) for tier, capacity in tiers.items()],
             states,
             *(ahead.bound, ahead.lists, ahead.recipes),
@@ -361,7 +362,7 @@ class NativeFastPath(FastPath):
             entry = self._table.registry.forget(page)
             if entry is not None and page not in passed.deaths:
                 backend.forget(entry)  # its engine has not heard of it
-        self._pin(self._entries_of(running))
+        self._pin(self._running(running))
         return True
 
     def progress(self) -> Progress | None:
@@ -401,12 +402,12 @@ class NativeFastPath(FastPath):
             self._plans[id(plan)] = plan, followed
         return followed
 
-    def _entries_of(self, running: list[tuple[int, list[PageId]]]) -> list[tuple[int, list[Entry]]]:
-        found = []
-        for thread, pages in running:
-            entries = [entry for page in pages if (entry := self._table.registry.get(page)) is not None]
-            found.append((thread, entries))
-        return found
+    def _running(self, told: list[tuple[int, list[PageId], int]]) -> list[Running]:
+        get = self._table.registry.get
+        return [
+            Running(thread, [entry for page in pages if (entry := get(page)) is not None], new_bytes)
+            for thread, pages, new_bytes in told
+        ]
 
     def room_is_short(self) -> None:
         """So much was born that from now on pages may move."""

@@ -352,7 +352,7 @@ class Session(PageOwner):
             finally:
                 for backend, its in self._table.group(entries):
                     engine = backend.engine
-                    if its or engine.pager.room < 0:
+                    if its or engine.promises or engine.pager.room < 0:
                         own = written if its is entries else [entry for entry in written if entry.engine is engine]
                         engine.op_ends(pages_of(its), pages_of(own))
             if self._suspicion is None and not self._holds.keepers:

@@ -304,9 +304,9 @@ class Following {
   }
 
   // Whether there is room for what `op` creates, and no page is to be fetched first.
-  bool has_room(const PlannedOp& op) {
+  bool has_room(const PlannedOp& op, int64_t promised) {
     Account& account = pages_.account(handover_.device);
-    const auto room = [&] { return account.limit - account.resident - op.new_bytes; };
+    const auto room = [&] { return account.limit - account.resident - promised - op.new_bytes; };
     if (room() < 0) {
       pages_.sweep();
     }

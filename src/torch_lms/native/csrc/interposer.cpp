@@ -177,13 +177,13 @@ void Interposer::open(const std::vector<Opening>& openings) {
   is_open = true;
 }
 
-std::vector<std::pair<uint64_t, std::vector<PageId>>> Interposer::close() {
+std::vector<OnIt> Interposer::close() {
   std::lock_guard<std::mutex> held(lock);
   is_open = false;
   return pin_running();
 }
 
-std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> Interposer::take_over() {
+std::pair<Passed, std::vector<OnIt>> Interposer::take_over() {
   is_following = false;
   return {following.end(), pin_running()};
 }
@@ -220,7 +220,7 @@ std::optional<std::vector<Page*>> Interposer::next_on(int position, const std::v
     return std::nullopt;  // of another plan
   }
   for (const auto& run : runs_) {
-    if (run->is_busy && !run->pages.empty()) {
+    if (run->is_touching()) {
       return std::nullopt;  // whose pages have to stay
     }
   }
@@ -247,16 +247,30 @@ int Interposer::name(const std::string& name) {
   return entry->second;
 }
 
-// The pages of the operations that run now: whoever has asked pins them, and each tells when it ends.
-std::vector<std::pair<uint64_t, std::vector<PageId>>> Interposer::pin_running() {
-  std::vector<std::pair<uint64_t, std::vector<PageId>>> on_it;
+// The operations that run now: whoever has asked pins their pages, and each tells when it ends.
+std::vector<OnIt> Interposer::pin_running() {
+  std::vector<OnIt> on_it;
   for (const auto& run : runs_) {
-    if (run->is_busy && !run->pages.empty()) {
+    if (run->is_touching()) {
       run->is_pinned = true;
-      on_it.emplace_back(run->thread, run->pages);
+      on_it.emplace_back(run->thread, run->pages, run->promised);
     }
   }
   return on_it;
+}
+
+// How many operations run on other threads.
+int64_t Interposer::running_beside(const Running& self) const {
+  return std::count_if(runs_.begin(), runs_.end(), [&](const auto& run) { return run->is_busy && run.get() != &self; });
+}
+
+// Bytes that they are about to create, as far as is known.
+int64_t Interposer::promised_beside(const Running& self) const {
+  int64_t nbytes = 0;
+  for (const auto& run : runs_) {
+    nbytes += run->is_busy && run.get() != &self ? run->promised : 0;
+  }
+  return nbytes;
 }
 
 Running& Interposer::running() {
@@ -534,6 +548,7 @@ Entrance Interposer::enter(
     self.pages.push_back(page->id);
   }
   self.epoch = 0;
+  self.promised = 0;
   self.is_prepared = self.must_end = self.is_expected = self.is_captured = false;
   self.lanes = nullptr;
   self.unplanned = std::nullopt;
@@ -546,7 +561,7 @@ Entrance Interposer::enter(
     return Entrance::python;
   } else if (!fills_limit()) {
     entrance = may_be_large(self.found) ? Entrance::python : Entrance::passes;
-  } else if (may_be_large(self.found) || pages.is_at_brim()) {
+  } else if (may_be_large(self.found) || pages.is_at_brim(running_beside(self))) {
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);
     note_writes(op, handle, stack, self);
@@ -571,10 +586,14 @@ bool Interposer::may_be_large(const std::vector<Page*>& used) {
 }
 
 // Whether it is known what the operation creates, and it fits: by itself, and beside all that is there.
-bool Interposer::has_room(const Running& self) {
+bool Interposer::has_room(Running& self) {
   const auto known = created_.find(self.signature);
-  return known != created_.end() && nbytes_of(self.found) + known->second <= limit_for(self.found) &&
-      pages.has_room(known->second);
+  if (known == created_.end()) {
+    return false;
+  }
+  self.promised = known->second;
+  return nbytes_of(self.found) + self.promised <= limit_for(self.found) &&
+      pages.has_room(self.promised + promised_beside(self));
 }
 
 // The bytes of pages that an operation made: those on the `stack` that it did not use.
@@ -751,7 +770,8 @@ Entrance Interposer::follow(
       return Entrance::python;
     }
     self.is_captured = next->is_captured;
-    moves = moves || next->moves || !following.has_room(*next);
+    self.promised = next->new_bytes;
+    moves = moves || next->moves || !following.has_room(*next, promised_beside(self));
   }
   if ((moves || self.is_captured) && self.found.empty() && is_planned) {
     return Entrance::python;  // nobody knows whether it creates anything
@@ -766,8 +786,7 @@ Entrance Interposer::follow(
   self.is_expected = is_planned && is_next && self.found.empty();
   self.journal_size = following.journal_size();
   if (is_planned ? !self.found.empty() : is_next) {
-    const auto is_of_another = [&](const auto& run) { return run->is_busy && run.get() != &self; };
-    if (!is_planned && std::none_of(runs_.begin(), runs_.end(), is_of_another)) {
+    if (!is_planned && running_beside(self) == 0) {
       self.lanes = following.carrier().lanes;
       self.tick = following.carrier().tick + following.ops();
     }

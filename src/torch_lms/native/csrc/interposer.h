@@ -87,6 +87,7 @@ struct Running {
   bool is_busy = false;
   bool is_pinned = false;
   std::vector<PageId> pages;
+  int64_t promised = 0;  // bytes that it is about to create, as far as is known
   // While a plan is followed:
   uint64_t epoch = 0;         // since when it is; 0 if the operation does not follow it
   int position = -1;          // of the operation in the plan; -1 if it has none so far
@@ -104,7 +105,15 @@ struct Running {
   // While no plan is followed:
   bool is_asked = false;     // it has to be known what it creates
   size_t signature = 0;      // by which that is known
+
+  // Whether it has pages, or is about to.
+  bool is_touching() const {
+    return is_busy && (!pages.empty() || promised > 0);
+  }
 };
+
+// One that is running: its thread, its pages, and the bytes that it is about to create.
+using OnIt = std::tuple<uint64_t, std::vector<PageId>, int64_t>;
 
 enum class Entrance { passes, to_prepare, python };
 
@@ -135,11 +144,11 @@ class Interposer {
   bool exclude(bool is_excluded);  // returns what was
 
   void open(const std::vector<Opening>& openings);
-  // The pages of the operations that run now, by thread.
-  std::vector<std::pair<uint64_t, std::vector<PageId>>> close();
+  // The operations that run now.
+  std::vector<OnIt> close();
 
   // Python takes over from `following`. For whoever holds the lock.
-  std::pair<Passed, std::vector<std::pair<uint64_t, std::vector<PageId>>>> take_over();
+  std::pair<Passed, std::vector<OnIt>> take_over();
   int name(const std::string& name);  // a number for it
   const std::string& name(int number) const {
     return *by_number_[static_cast<size_t>(number)];
@@ -237,7 +246,7 @@ class Interposer {
   }
   int64_t limit_for(const std::vector<Page*>& used);
   bool may_be_large(const std::vector<Page*>& used);
-  bool has_room(const Running& self);
+  bool has_room(Running& self);
   void learn(size_t signature, int64_t nbytes);
   void note_begin(Running& self);
   bool expect(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
@@ -258,7 +267,9 @@ class Interposer {
       bool is_run_again);
   Entrance follow(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   bool is_born_as_planned(const Running& self, int64_t nbytes, int device);
-  std::vector<std::pair<uint64_t, std::vector<PageId>>> pin_running();
+  std::vector<OnIt> pin_running();
+  int64_t running_beside(const Running& self) const;
+  int64_t promised_beside(const Running& self) const;
   bool look_up(const at::Tensor& tensor, std::vector<Page*>& found) const;
   bool is_known_to_stream(const Page& page) const;
   StreamId current_stream(int device) const;

@@ -599,7 +599,7 @@ py::object take_over() {
   std::vector<PageId> deaths;
   Done done;
   Lists lists;
-  std::vector<std::pair<uint64_t, std::vector<PageId>>> running;
+  std::vector<OnIt> running;
   std::vector<std::tuple<std::string, int64_t, bool>> unplanned;
   std::vector<std::pair<PageId, int64_t>> first_uses;
   int64_t made_bytes = 0;

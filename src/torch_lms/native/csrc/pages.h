@@ -303,10 +303,11 @@ class Pages {
     return std::exchange(graveyard_, {});
   }
 
-  // Whether there is so little room left on any device that it has to be known what an operation creates.
-  bool is_at_brim() const {
-    return std::any_of(accounts_.begin(), accounts_.end(), [](const Account& its) {
-      return its.is_open && its.live >= its.most_unseen;
+  // Whether there is so little room left on any device that it has to be known what an operation creates, beside so many
+  // others of which it may not be known.
+  bool is_at_brim(int64_t others) const {
+    return std::any_of(accounts_.begin(), accounts_.end(), [&](const Account& its) {
+      return its.is_open && its.live + others * (its.limit - its.most_unseen) >= its.most_unseen;
     });
   }
 
