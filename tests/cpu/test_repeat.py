@@ -183,7 +183,7 @@ def _other(value: Any) -> Any:
     if isinstance(value, str):
         return "ieee" if value != "ieee" else "tf32"
     if isinstance(value, tuple):
-        return True, not value[1]
+        return not value[0], True
     if isinstance(value, torch.dtype):
         return torch.float64
     return not value if isinstance(value, bool) else value + 1

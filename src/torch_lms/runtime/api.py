@@ -3,8 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ContextDecorator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -195,7 +195,24 @@ def enable(
         _start(given)
 
 
-@contextmanager
+class _Block(ContextDecorator, AbstractContextManager[Lms]):
+    """A ``with`` block, or a function, inside which LMS is on. It may be entered time and again."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given = given
+        self._begun: Lms | None = None
+
+    def __enter__(self) -> Lms:
+        self._begun = _start(self._given)
+        return self._begun
+
+    def __exit__(self, *_: object) -> None:
+        begun, self._begun = self._begun, None
+        # A generator that nobody ended is ended with the interpreter. The threads that copy have ended before it.
+        if _running is begun and not sys.is_finalizing():
+            disable()
+
+
 def session(
     limit: int | str = "auto",
     min_size: int | str = "1MiB",
@@ -207,16 +224,9 @@ def session(
     exact: bool = True,
     device: str | torch.device = "auto",
     tune: Mapping[str, Any] | None = None,
-) -> Iterator[Lms]:
+) -> _Block:
     """Large Model Support inside a ``with`` block. Arguments and errors as for ``enable``."""
-    given = dict(locals())
-    running = _start(given)
-    try:
-        yield running
-    finally:
-        # A block that nobody left is left when the interpreter ends. The threads that copy have ended before it.
-        if _running is running and not sys.is_finalizing():
-            disable()
+    return _Block(dict(locals()))
 
 
 def disable() -> None:
@@ -346,11 +356,12 @@ def _change(given: dict[str, Any]) -> None:
     changed = [name for name, value in given.items() if value != running.given[name]]
     fixed = [name for name in changed if name not in ("limit", "min_size")]
     if "limit" in changed and options.limit is None:
-        fixed.append('limit to "auto"')
+        fixed.append("limit")
     if fixed:
+        now, asked = (", ".join(f"{name}={of[name]!r}" for name in fixed) for of in (running.given, given))
         raise SessionError(
-            f"LMS is on already, and cannot change {', '.join(fixed)}: call torch_lms.disable() first (limit, to a "
-            "number of bytes, and min_size can change)"
+            f"LMS is on already, with {now}, and cannot change to {asked}: say the same again, or call "
+            "torch_lms.disable() first (only limit, to a number of bytes, and min_size can change)"
         )
     if "limit" in changed and options.limit is not None:
         running._session.set_limit(options.limit)

@@ -31,6 +31,12 @@ constexpr KernelSetting precision() {
       }};
 }
 
+// Whether sums in less precision are allowed, and with twice the weight, whether they may be split.
+constexpr int64_t number_of(at::CuBLASReductionOption option) {
+  return int64_t{option == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK} +
+      2 * int64_t{option != at::CuBLASReductionOption::DisallowReducedPrecisionDisallowSplitK};
+}
+
 // As `capture/call.py` has them. What others inherit from comes before them.
 inline constexpr std::array kernel_settings = {
     KernelSetting{[] { return int64_t{at::GradMode::is_enabled()}; }, [](int64_t value) { at::GradMode::set_enabled(value); }},
@@ -51,6 +57,12 @@ inline constexpr std::array kernel_settings = {
         [] { return int64_t{at::globalContext().userEnabledMkldnn()}; },
         [](int64_t value) { at::globalContext().setUserEnabledMkldnn(value); }},
     KernelSetting{
+        [] { return int64_t{at::globalContext().deterministicMkldnn()}; },
+        [](int64_t value) { at::globalContext().setDeterministicMkldnn(value); }},
+    KernelSetting{
+        [] { return int64_t{at::globalContext().userEnabledNNPACK()}; },
+        [](int64_t value) { at::globalContext().setUserEnabledNNPACK(value); }},
+    KernelSetting{
         [] { return int64_t{at::globalContext().userEnabledCuDNN()}; },
         [](int64_t value) { at::globalContext().setUserEnabledCuDNN(value); }},
     KernelSetting{
@@ -59,6 +71,15 @@ inline constexpr std::array kernel_settings = {
     KernelSetting{
         [] { return int64_t{at::globalContext().deterministicCuDNN()}; },
         [](int64_t value) { at::globalContext().setDeterministicCuDNN(value); }},
+    KernelSetting{
+        [] { return number_of(at::globalContext().allowFP16ReductionCuBLAS()); },
+        [](int64_t value) { at::globalContext().setAllowFP16ReductionCuBLAS(value % 2, value / 2); }},
+    KernelSetting{
+        [] { return number_of(at::globalContext().allowBF16ReductionCuBLAS()); },
+        [](int64_t value) { at::globalContext().setAllowBF16ReductionCuBLAS(value % 2, value / 2); }},
+    KernelSetting{
+        [] { return int64_t{at::globalContext().allowFP16AccumulationCuBLAS()}; },
+        [](int64_t value) { at::globalContext().setAllowFP16AccumulationCuBLAS(value); }},
     KernelSetting{
         [] {  // of the calling thread: only its arithmetic tells
           const volatile double least = std::numeric_limits<double>::min();
