@@ -352,7 +352,8 @@ class Session(PageOwner):
             finally:
                 for backend, its in self._table.group(entries):
                     engine = backend.engine
-                    if its or engine.promises or engine.pager.room < 0:
+                    engine.promises.end()
+                    if its or engine.pager.room < 0:
                         own = written if its is entries else [entry for entry in written if entry.engine is engine]
                         engine.op_ends(pages_of(its), pages_of(own))
             if self._suspicion is None and not self._holds.keepers:
@@ -787,8 +788,7 @@ def _begin(backend: DeviceBackend, op: Use, entries: list[Entry], new_bytes: int
         engine.access_begins(pages, writes)
         return
     engine.op_begins(op, pages, new_bytes, writes)
-    position = engine.position_to_repeat
-    if position < 0:
+    if (position := engine.position_to_repeat) < 0:
         return
     try:
         op.capture_call(backend.record)
