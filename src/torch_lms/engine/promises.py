@@ -12,10 +12,10 @@ class Promises:
     def __bool__(self) -> bool:
         return bool(self._by_thread)
 
-    def give(self, nbytes: int, thread: int = 0) -> None:
-        """The operation that begins on ``thread`` is about to create ``nbytes``. 0 is the thread that calls."""
+    def give(self, nbytes: int, thread: int | None = None) -> None:
+        """The operation that begins on ``thread``, or on the one that calls, is about to create ``nbytes``."""
         if nbytes:
-            self._by_thread[thread or get_ident()] = nbytes
+            self._by_thread[get_ident() if thread is None else thread] = nbytes
 
     def keep(self, nbytes: int) -> None:
         """It created so many of them."""

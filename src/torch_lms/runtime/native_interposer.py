@@ -269,6 +269,7 @@ class NativeFastPath(FastPath):
             if engine.cursor_to_follow is not cursor:
                 return Prepared.BEGUN
             engine.pager.book.unpin(used, engine.pager.view.tick)  # whoever takes over pins them anew
+            engine.promises.end()
             self.hand_over()
             return Prepared.FOLLOWED
 
