@@ -50,6 +50,27 @@ def test_equal_to_the_bit(policy: str, limit: int) -> None:
         assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.parametrize("limit", [400_000, 1_000_000])
+def test_one_model_serves_many_at_once(limit: int) -> None:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 128), nn.LayerNorm(128)) for _ in range(6)]
+    model = nn.Sequential(*blocks).eval()
+    requests = [torch.randn(size, 128) for size in (1, 7, 16, 33, 5, 64, 2, 128) * 3]
+
+    @torch.inference_mode()
+    def serve(request: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = model(request)
+        return answer
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        expected = list(threads.map(serve, requests))
+    with torch_lms.session(limit=limit, min_size=1024, device="cpu") as lms, ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(serve, requests))
+        lms.validate()
+        assert lms.stats().fetches > 20
+    assert all(map(torch.equal, found, expected))
+
+
 def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
     """As the view was refused it was away; now it may be in use."""
     tensor = torch.arange(4096.0)
