@@ -2,14 +2,16 @@
 
 import random
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import torch_lms
-from torch_lms.capture.pieces.table import alias_by_memory
+from torch_lms.capture.pieces import table, tiles
 
 THREADS, STEPS = 4, 15
 
@@ -76,7 +78,7 @@ def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
     tensor = torch.arange(4096.0)
     address = tensor.data_ptr()
     held = torch.empty(4096)  # whoever gave the memory back here would be given other
-    view = alias_by_memory(tensor, (64,), (2,), 100)
+    view = table.alias_by_memory(tensor, (64,), (2,), 100)
     assert tensor.data_ptr() == view.untyped_storage().data_ptr() == address
     assert torch.equal(view, torch.arange(100.0, 228.0, 2))
     del held
@@ -114,4 +116,52 @@ def test_what_runs_elsewhere_keeps_room_for_its_result() -> None:
         assert lms.stats().peak_resident_bytes <= 400_000
         assert sum(map(torch.sum, kept)) == 10_000 * 190
         assert result.sum() == 20_000
+        lms.validate()
+
+
+class _Pause:
+    """In the second call of a function of ``module``, until ``go`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
+        self._call = getattr(module, name)
+        self._calls = 0
+        self._began, self._go = threading.Event(), threading.Event()
+        monkeypatch.setattr(module, name, self)
+
+    def __call__(self, *args: Any) -> Any:
+        self._calls += 1
+        if self._calls == 2:
+            self._began.set()
+            assert self._go.wait(60)
+        return self._call(*args)
+
+    def between(self, do: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        """The results of ``do``, in which it is, and of ``other``, which another thread begins meanwhile."""
+        with ThreadPoolExecutor(2) as threads:
+            first = threads.submit(do)
+            assert self._began.wait(60)
+            second = threads.submit(other)
+            wait([second], timeout=0.5)  # it waits for the first, or is done by then
+            self._go.set()
+            return [first.result(), second.result()]
+
+
+def test_what_is_cut_into_tiles_is_not_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, other, factor = (torch.randn(40 << 10) for _ in range(3))
+    before, after = torch.addcmul(kept, other, factor), kept + 1
+    with torch_lms.session(limit=300_000, min_size=1024, device="cpu") as lms:
+        pause = _Pause(monkeypatch, table, "copied")
+        product, _ = pause.between(lambda: torch.addcmul(kept, other, factor), lambda: kept.add_(1))
+        assert torch.equal(kept, after)
+        assert torch.equal(product, before)
+        lms.validate()
+
+
+def test_what_was_in_tiles_is_read_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, other, factor = (torch.randn(40 << 10) for _ in range(3))
+    expected = kept.sum()
+    with torch_lms.session(limit=300_000, min_size=1024, device="cpu") as lms:
+        torch.addcmul(kept, other, factor)
+        pause = _Pause(monkeypatch, tiles, "part")
+        assert pause.between(lambda: kept.sum(), lambda: kept.sum()) == [expected, expected]
         lms.validate()

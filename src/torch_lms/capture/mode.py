@@ -228,11 +228,12 @@ class LmsMode(TorchDispatchMode):
             return result
         if self.tiles.are_among(tensors):
             limit = self._owner.room_for_one_op([])
-            if (result := self.large.run_on_tiles(func, info, args, kwargs, limit)) is not NOT_CUT:
-                return result
-            if not info.writes and not info.opaque:
-                args = self.tiles.parts_as_copies(args)
-                tensors = tensors_among((*args, *kwargs.values()))
+            with self.tiles.settled:
+                if (result := self.large.run_on_tiles(func, info, args, kwargs, limit)) is not NOT_CUT:
+                    return result
+                if not info.writes and not info.opaque:
+                    args = self.tiles.parts_as_copies(args)
+                    tensors = tensors_among((*args, *kwargs.values()))
         return self._run_on(func, info, self._entries(tensors), args, kwargs)
 
     def _run_part(
@@ -272,7 +273,7 @@ class LmsMode(TorchDispatchMode):
         owner, info = self._owner, op.info
         is_search = bool(op.entries) and self._is_new_search(op.func, info, op.args, op.kwargs)
         room = owner.room_to_search(op.entries, op.new_bytes) if is_search else 0
-        owner.begin(op, op.entries, op.new_bytes + room)
+        self._begin(op, op.new_bytes + room)
         written = op.entries
         try:
             with owner.searching(op.entries) if is_search else nullcontext():
@@ -290,6 +291,17 @@ class LmsMode(TorchDispatchMode):
         finally:
             owner.end(op.entries, written)
         return result
+
+    def _begin(self, op: "_Op", new_bytes: int) -> None:
+        """Have its pages there. What another thread has taken apart since they were looked up is put together."""
+        owner = self._owner
+        while True:
+            with owner.lock:
+                storages = [entry() for entry in op.entries] if self.tiles else []
+                if not any(storage in self.tiles for storage in storages if storage is not None):
+                    return owner.begin(op, op.entries, new_bytes)
+            found = (owner.entry_of(storage, None) for storage in storages if storage is not None)
+            op.entries = [entry for entry in found if entry is not None]
 
     def _is_new_search(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is the first of its kind that chooses an algorithm by what is free on an accelerator."""

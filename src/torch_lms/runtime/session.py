@@ -156,6 +156,7 @@ class Session(PageOwner):
 
     def may_leave(self, entry: Entry) -> bool:
         with self.lock:
+            self.fast_path.close()
             self._reap()
             page = entry.engine.pager.book[entry.page]
             return not (page.unpageable or page.pins or entry.is_exported)
@@ -276,10 +277,8 @@ class Session(PageOwner):
         with self.lock:
             self.fast_path.take_over()
         engine = entries[0].engine
-        if not engine.is_roomy:
-            return True
         # What is split must not depend on what is there (N10).
-        return sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
+        return not engine.is_roomy or sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
 
     def limit_of(self, device: torch.device) -> int | None:
         """Bytes of ``device`` that pages may occupy; None if it has none, or there is room for as much again."""

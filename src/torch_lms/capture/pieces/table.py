@@ -89,6 +89,7 @@ class TileTable:
         self._owner = owner
         self._alias = alias
         self._tiles: weakref.WeakKeyDictionary[torch.UntypedStorage, Tiles] = weakref.WeakKeyDictionary()
+        self._moving: set[torch.UntypedStorage] = set()
         self._lock = threading.RLock()
         self._local = threading.local()
 
@@ -97,21 +98,25 @@ class TileTable:
         return device.type == "cpu" or self._alias is not alias_by_memory
 
     def __bool__(self) -> bool:
-        return bool(self._tiles)
+        return bool(self._tiles or self._moving)
 
     def __contains__(self, storage: torch.UntypedStorage) -> bool:
-        return bool(self._tiles) and storage in self._tiles
+        """Whether it is in tiles, or another thread takes it apart now, or puts it together."""
+        if self._tiles and storage in self._tiles:
+            return True
+        return storage in self._moving and not self.is_working
 
     def are_among(self, tensors: Iterable[Any]) -> bool:
-        """Whether any of ``tensors`` is in tiles."""
-        return bool(self._tiles) and any(
-            isinstance(tensor, torch.Tensor) and untyped_storage(tensor) in self._tiles for tensor in tensors
+        """Whether any of ``tensors`` is."""
+        return bool(self) and any(
+            isinstance(tensor, torch.Tensor) and untyped_storage(tensor) in self for tensor in tensors
         )
 
     def size_of(self, storage: torch.UntypedStorage) -> int:
         """Bytes of ``storage``, wherever they are."""
-        if storage in self:
-            return self._tiles[storage].nbytes
+        tiles = self._tiles.get(storage)
+        if tiles is not None:
+            return tiles.nbytes
         page = self._owner.find(storage)
         return storage_nbytes(storage) if page is None else page.nbytes
 
@@ -131,11 +136,25 @@ class TileTable:
             finally:
                 self._local.is_working = before
 
+    @property
+    def settled(self) -> AbstractContextManager[Any]:
+        """Inside, no other thread takes anything apart, or puts it together."""
+        return self._lock
+
+    @contextmanager
+    def _moves(self, storage: torch.UntypedStorage) -> Iterator[None]:
+        """Inside, the calling thread, which works for the table, does. Others that ask for ``storage`` wait."""
+        self._moving.add(storage)
+        try:
+            yield
+        finally:
+            self._moving.discard(storage)
+
     # -- whole once more ---------------------------------------------------------------------------------------------
 
     def assemble(self, storage: torch.UntypedStorage) -> None:
         """Give ``storage`` memory, and the bytes that are in tiles: it becomes a page as any other."""
-        with self.working():
+        with self.working(), self._moves(storage):
             tiles = self._tiles.pop(storage, None)
             if tiles is None:
                 return
@@ -233,13 +252,14 @@ class TileTable:
         A copy begins at the start of its memory, and is neither conjugated nor negated lazily. Where ``tensor`` is not
         so, all comes.
         """
-        tiles = self._tiles.get(untyped_storage(tensor)) if has_storage(tensor) else None
-        view = View.or_none(tensor, tiles)
-        if view is None or view.is_all or misalignment(tensor) or not is_unadorned(tensor):
-            return tensor
-        with self.working(), self.seen():
-            copy = view.read({})
-            return copy.as_strided(tensor.shape, tensor.stride()) if has_order(tensor, order_of(tensor)) else copy
+        with self.settled:
+            tiles = self._tiles.get(untyped_storage(tensor)) if has_storage(tensor) else None
+            view = View.or_none(tensor, tiles)
+            if view is None or view.is_all or misalignment(tensor) or not is_unadorned(tensor):
+                return tensor
+            with self.working(), self.seen():
+                copy = view.read({})
+                return copy.as_strided(tensor.shape, tensor.stride()) if has_order(tensor, order_of(tensor)) else copy
 
     def parts_as_copies(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """``args``, of which each tensor is taken as ``part_as_copy``."""
@@ -269,13 +289,17 @@ class TileTable:
         if page is None or not is_dense(tensor) or tensor.nbytes != page.nbytes or not self._owner.may_leave(page):
             return None
         tiles = Tiles(tensor, tensor.device, grid, {})
-        with self.seen():
-            whole = tensor.detach()
-            for place, region in tiles.regions():
-                tiles.cells[place] = copied(part(whole, region), tiles.order)
-        self._enter(storage, tiles)
-        STORAGE.resize_(storage, 0)
-        self._owner.resized(page)
+        with self._moves(storage):
+            self._owner.in_pieces()
+            if not self._owner.may_leave(page):  # asked once more, now that whoever begins to use it waits
+                return None
+            with self.seen():
+                whole = tensor.detach()
+                for place, region in tiles.regions():
+                    tiles.cells[place] = copied(part(whole, region), tiles.order)
+            self._enter(storage, tiles)
+            STORAGE.resize_(storage, 0)
+            self._owner.resized(page)
         return View(tensor, tiles)
 
     def _enter(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
