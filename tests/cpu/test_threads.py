@@ -1,8 +1,9 @@
 """Threads that train beside each other in one session."""
 
+import queue
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
@@ -82,6 +83,52 @@ def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
     assert tensor.data_ptr() == view.untyped_storage().data_ptr() == address
     assert torch.equal(view, torch.arange(100.0, 228.0, 2))
     del held
+
+
+def train_on(batches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    convolutions = [layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *convolutions, nn.Flatten(), nn.Linear(8 * 32 * 32, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    for batch in batches:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
+def made_beside(count: int) -> Iterator[torch.Tensor]:
+    """Batches that another thread makes and augments."""
+    ready: queue.Queue[torch.Tensor] = queue.Queue(2)
+
+    def make() -> None:
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(count):
+            batch = torch.rand(4, 3, 40, 40, generator=generator)
+            batch = (batch - batch.mean((2, 3), keepdim=True)) / batch.std((2, 3), keepdim=True)
+            ready.put(batch.flip(3)[:, :, 4:36, 4:36].contiguous())
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    for _ in range(count):
+        yield ready.get()
+    thread.join()
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_thread_that_makes_batches_leaves_the_steps_their_plans(recompute: bool) -> None:
+    expected = train_on(made_beside(12))
+    with torch_lms.session(limit="1GB", min_size=1024, device="cpu"):
+        train_on(made_beside(3))
+        demand = torch_lms.stats().demand_bytes
+    with torch_lms.session(limit=demand // 2, min_size=1024, device="cpu", recompute=recompute) as lms:
+        found = train_on(made_beside(12))
+        lms.validate()
+        assert lms.stats().planned_steps >= 8
+    assert all(map(torch.equal, found, expected))
 
 
 _events: list[threading.Event] = []

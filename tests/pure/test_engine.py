@@ -53,6 +53,32 @@ def test_what_is_recorded_while_room_is_short_is_read_as_a_trace(rig_of: RigOf) 
     assert [(page.nbytes, page.born, page.dead) for page in trace.pages] == [(80, -1, 2), (50, 1, 1)]
 
 
+def test_what_works_beside_a_step_is_no_part_of_it(rig_of: RigOf) -> None:
+    """Of the pages that it creates, those are that an operation of the step uses later."""
+    rig = rig_of(200)
+    engine, is_aside = rig.engine, False
+    engine._is_aside = lambda: is_aside
+    rig.create(1, 80)
+    engine.step_begins(is_short=True)
+    rig.op(reads=[1])
+    is_aside = True
+    rig.tell(OpBegins((), 30))
+    rig.create(2, 20)
+    rig.create(3, 10)
+    engine.op_ends((), ())
+    rig.op(reads=[1, 3])
+    rig.die(3)
+    is_aside = False
+    rig.op(reads=[1, 2])
+    rig.die(2)
+    engine.step_ended()
+    engine.step_begins(is_short=False)
+    trace = engine.trace
+    assert trace is not None
+    assert [op.pages for op in trace.ops] == [(0,), (0, 1)]
+    assert [(page.nbytes, page.born, page.dead) for page in trace.pages] == [(80, -1, 2), (20, -1, 1)]
+
+
 def test_a_step_in_which_all_fits_is_not_recorded(rig_of: RigOf) -> None:
     rig = rig_of(100)
     rig.engine.step_begins(is_short=False)

@@ -151,6 +151,7 @@ class Engine:
         recompute: whether plans may have pages recomputed.
         ask_free: tells how many bytes more the device can hold beside a workspace.
         before_moving: called before any page may be evicted or fetched.
+        is_aside: tells whether what is told of now is no part of the step.
 
     Attributes:
         pager: decides.
@@ -170,6 +171,7 @@ class Engine:
         recompute: bool = False,
         ask_free: Callable[[int], int] | None = None,
         before_moving: Callable[[], None] = lambda: None,
+        is_aside: Callable[[], bool] = lambda: False,
     ) -> None:
         self.pager = Pager(0 if limit is None else limit, policy, backend.tiers)
         self.links = {Lane.D2H: Link(), Lane.H2D: Link()}
@@ -182,6 +184,7 @@ class Engine:
         self._recompute = recompute
         self._ask_free = ask_free
         self._before_moving = before_moving
+        self._is_aside = is_aside
         self._is_auto = limit is None
         self._ceiling: int | None = None
         self._workspace_bytes = 0
@@ -209,13 +212,21 @@ class Engine:
         ``is_found`` if its memory was there before: the operation that is about to use it makes room for it.
         """
         self._largest_bytes = max(self._largest_bytes, nbytes)
-        if self.record is not None:
-            self.record.created(page, nbytes, unpageable)
-        self._followed.created(page, nbytes)
+        if self._is_aside():
+            self._found(page, nbytes, unpageable)
+        else:
+            if self.record is not None:
+                self.record.created(page, nbytes, unpageable)
+            self._followed.created(page, nbytes)
         self.pager.created(page, nbytes, unpageable, is_found=is_found)
         if self.promises:
             self.promises.keep(nbytes)
         self._backend.use((page,))
+
+    def _found(self, page: PageId, nbytes: int, unpageable: str) -> None:
+        if self.record is not None:
+            self.record.found(page, nbytes, unpageable)
+        self._followed.found(page, nbytes)
 
     def found_in_file(self, page: PageId) -> None:
         """``page``, which has just been created, was loaded from a file, and is in it as it is."""
@@ -261,13 +272,15 @@ class Engine:
         """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them and for the
         results of operations on other threads.
         """
-        if self.record is not None:
+        if self.record is not None and self._is_aside():
+            self.record.access_begins(self._backend.mark())
+            self._stop_if_too_long(self.record)
+        elif self.record is not None:
             now = self._backend.mark()
             self._join_plans()
             self._followed.op_begins(op.name, pages)
             self.record.begins(op.name, pages, new_bytes, self._recompute and self._is_repeatable(op), now)
-            if self.record.op_count > _MAX_OPS:
-                self._stop_recording()
+            self._stop_if_too_long(self.record)
         self._make_ready(op.name, pages, new_bytes, writes)
 
     def access_begins(self, pages: tuple[PageId, ...], writes: tuple[PageId, ...] = ()) -> None:
@@ -339,8 +352,7 @@ class Engine:
         self._largest_bytes = max([self._largest_bytes, *(birth.nbytes for birth in passed.births)])
         if self.record is not None:
             self.record.passed(ops, stretch, self._backend.mark(), ledger.host, ledger.disk)
-            if self.record.op_count > _MAX_OPS:
-                self._stop_recording()
+            self._stop_if_too_long(self.record)
 
     def moves(self, halt: Halt, move: Callable[[Spent], bool]) -> bool:
         """Operations followed the plan, and pages are moved before the next, as the plan has it.
@@ -393,7 +405,7 @@ class Engine:
     def position_to_repeat(self) -> int:
         """The position in its plan of the operation that runs, if a page is recomputed by it later; else -1."""
         cursor = self._followed.cursor
-        if cursor is None or cursor.position not in cursor.plan.repeated_ops:
+        if cursor is None or cursor.position not in cursor.plan.repeated_ops or self._is_aside():
             return -1
         return cursor.position
 
@@ -501,6 +513,10 @@ class Engine:
                 self._plans.end_step(ended)
         self._evicted_before_step = evicted_bytes
         self._fetched_before_step = fetched_bytes
+
+    def _stop_if_too_long(self, record: StepRecord) -> None:
+        if record.op_count + record.accesses > _MAX_OPS:
+            self._stop_recording()
 
     def _stop_recording(self) -> None:
         self.record = None

@@ -80,6 +80,13 @@ class Followed:
         elif self._rejoining is not None:
             self._rejoining.created(page, nbytes)
 
+    def found(self, page: PageId, nbytes: int) -> None:
+        """What is no part of the step created a page."""
+        if self.cursor is not None:
+            self.cursor.found(page, nbytes)
+        elif self._rejoining is not None:
+            self._rejoining.found(page, nbytes)
+
     def died(self, page: PageId) -> None:
         """The storage of ``page`` is gone."""
         if self.cursor is not None:

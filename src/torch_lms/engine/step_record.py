@@ -11,7 +11,7 @@ from torch_lms.residency import PageId
 from torch_lms.timeline import Copies, Lane, Level, Lives, Span, Timeline, with_pages_waited_for
 from torch_lms.trace import Living, Recorder, Trace, TracedOp
 
-_BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT, _PASSED = range(9)
+_BEGINS, _ACCESS, _READY, _ENDS, _CREATED, _DIED, _PAUSED, _SPENT, _PASSED, _FOUND = range(10)
 
 
 class Journal(Protocol):
@@ -43,6 +43,9 @@ class Follower(Protocol):
 
     def created(self, page: PageId, nbytes: int) -> None:
         """It created a page."""
+
+    def found(self, page: PageId, nbytes: int) -> None:
+        """What is no part of the step created one."""
 
     def died(self, page: PageId) -> None:
         """The storage of ``page`` is gone."""
@@ -106,6 +109,7 @@ class StepRecord:
 
     Attributes:
         op_count: operations so far.
+        accesses: uses so far by what not every such step has.
         ops_by_outlook: those among them that had no plan, and about which Python was not asked.
         living: the pages when the step began.
     """
@@ -119,6 +123,7 @@ class StepRecord:
         self._append = self._events.append
         self._transfers: list[Copies] = []
         self.op_count = 0
+        self.accesses = 0
         self.ops_by_outlook = 0
         self._end: Any = None
         self._policy = ""
@@ -133,6 +138,7 @@ class StepRecord:
 
     def access_begins(self, now: Any) -> None:
         """Pages are used by what not every such step has."""
+        self.accesses += 1
         self._append((_ACCESS, now))
 
     def ready(self, name: str, now: Any, resident: int, host: int, disk: int) -> None:
@@ -152,6 +158,10 @@ class StepRecord:
     def created(self, page: PageId, nbytes: int, unpageable: str) -> None:
         """The operation that runs, or ran last, created a page."""
         self._append((_CREATED, page, nbytes, unpageable))
+
+    def found(self, page: PageId, nbytes: int, unpageable: str) -> None:
+        """What is no part of the step created a page."""
+        self._append((_FOUND, page, nbytes, unpageable))
 
     def died(self, page: PageId) -> None:
         """Its storage is gone."""
@@ -240,7 +250,7 @@ class StepRecord:
                 running = _Running()
                 if kind == _BEGINS:
                     lives.op_begins(what[0], what[1], now_s)
-            elif kind == _CREATED:
+            elif kind in (_CREATED, _FOUND):
                 lives.created(what[0], what[1])
             elif kind == _DIED:
                 lives.died(what[0])
@@ -284,15 +294,21 @@ class StepRecord:
 
     def _replayed(self, before: Recorder | None) -> Recorder:
         recorder = Recorder(self.living, before)
+        found: dict[PageId, Living] = {}  # that no operation of the step has used so far
         for kind, *what in self._all_events():
-            if kind == _BEGINS:
+            if kind == _FOUND:
+                found[what[0]] = Living(*what)
+            elif kind == _BEGINS:
                 name, pages, new_bytes, is_repeatable, now = what
+                for page in pages:
+                    if page in found:
+                        recorder.found(found.pop(page))
                 recorder.begins(name, pages, new_bytes, now, is_repeatable)
             elif kind == _CREATED:
                 recorder.created(Living(*what))
             elif kind == _ENDS:
                 recorder.wrote(what[0])
-            elif kind == _DIED:
+            elif kind == _DIED and found.pop(what[0], None) is None:
                 recorder.died(what[0])
             elif kind == _PAUSED:
                 recorder.paused(*what)
@@ -306,6 +322,8 @@ def _tell(follower: Follower, event: tuple[Any, ...]) -> None:
         follower.op_begins(what[0], what[1])
     elif kind == _CREATED:
         follower.created(what[0], what[1])
+    elif kind == _FOUND:
+        follower.found(what[0], what[1])
     elif kind == _DIED:
         follower.died(what[0])
 

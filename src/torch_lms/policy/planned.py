@@ -126,6 +126,10 @@ class PlanCursor:
         self._bind(page, creates[self._created])
         self._created += 1
 
+    def found(self, page: PageId, nbytes: int) -> None:
+        """There is a page that no operation of the step created."""
+        self._nbytes[page] = nbytes
+
     def passed(self, passed: Passed) -> None:
         """Move on by operations that were the plan's, and for which it had nothing to do."""
         if passed.ops:

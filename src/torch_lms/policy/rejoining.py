@@ -65,6 +65,10 @@ class Rejoining:
                 return True
         return False
 
+    def found(self, page: PageId, nbytes: int) -> None:
+        """See ``PlanCursor``."""
+        self.cursor.found(page, nbytes)
+
     def created(self, page: PageId, nbytes: int) -> None:
         """The operation that runs, or ran last, created ``page``."""
         self.cursor.created(page, nbytes)

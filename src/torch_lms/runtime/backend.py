@@ -268,6 +268,7 @@ def new_backend(
     recomputer: Recomputer,
     options: Options,
     before_moving: Callable[[], None],
+    is_aside: Callable[[], bool],
 ) -> DeviceBackend:
     """The backend of ``device``, with its engine.
 
@@ -277,6 +278,7 @@ def new_backend(
         recomputer: makes them anew.
         options: of the session.
         before_moving: called before any page may be evicted or fetched.
+        is_aside: tells whether what the calling thread does is no part of a step.
     """
     backend = DeviceBackend(device, executor, recomputer)
     policy = options.new_policy()
@@ -290,5 +292,6 @@ def new_backend(
         recompute=options.recompute and options.policy == "planned",
         ask_free=lambda workspace_bytes: auto_limit(device, workspace_bytes).nbytes,
         before_moving=before_moving,
+        is_aside=is_aside,
     )
     return backend

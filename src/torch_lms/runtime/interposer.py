@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_
 
 from torch_lms.capture.mode import LmsMode
 from torch_lms.errors import SessionError
+from torch_lms.runtime.asides import Asides
 
 
 class Interposer(ABC):
@@ -16,18 +17,26 @@ class Interposer(ABC):
     Attributes:
         name: "native" or "python".
         reason: why it is that one.
+        asides: threads whose operations are no part of the steps.
     """
 
     name: str
     reason: str = ""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.asides = Asides()
+
     def attach(self) -> None:
         """The calling thread's operations pass from now on."""
+        self.asides.thread_begins()
 
-    @abstractmethod
     def detach(self) -> None:
         """They do not any more."""
+        self.asides.thread_ends()
+
+    def step_ends(self) -> None:
+        """The calling thread has ended a step."""
+        self.asides.step_ends()
 
     @abstractmethod
     def unseen(self) -> AbstractContextManager[Any]:
@@ -56,14 +65,17 @@ class PythonInterposer(Interposer):
     name = "python"
 
     def __init__(self, mode: LmsMode) -> None:
+        super().__init__()
         self._mode = mode
 
     def attach(self) -> None:
+        super().attach()
         if not self._is_attached():
             _push_mode(self._mode)
 
     def detach(self) -> None:
         """Take the mode out of this thread's stack, wherever it stands there."""
+        super().detach()
         if not self._is_attached():
             return
         above = []

@@ -509,6 +509,7 @@ class NativeInterposer(Interposer):
     def __init__(
         self, native: Native, owner: PageOwner, mode: LmsMode, fast_path: NativeFastPath, table: NativePageTable
     ) -> None:
+        super().__init__()
         self._native = native
         self._owner = owner
         self._table = table
@@ -531,10 +532,18 @@ class NativeInterposer(Interposer):
         self._native.stop()
 
     def attach(self) -> None:
+        super().attach()
         self._native.include(True)
 
     def detach(self) -> None:
+        super().detach()
         self._native.include(False)
+
+    def step_ends(self) -> None:
+        before = self.asides.threads
+        super().step_ends()
+        if self.asides.threads != before:
+            self._native.set_asides(self.asides.threads)
 
     def unseen(self) -> AbstractContextManager[Any]:
         return excluded(self._native, True)

@@ -109,8 +109,7 @@ class Session(PageOwner):
             self._table = PageTable(self.kind, self.lock, self._new_backend)
             self.fast_path = FastPath(self._table, self.lock, self._reap, self._notice_size)
         else:
-            table = NativePageTable(self.kind, self.lock, self._new_backend, native)
-            self._table = table
+            self._table = table = NativePageTable(self.kind, self.lock, self._new_backend, native)
             self.fast_path = fast_path = NativeFastPath(
                 native, table, self.lock, self._reap, self._notice_size, self.end
             )
@@ -125,7 +124,8 @@ class Session(PageOwner):
 
     def _new_backend(self, device: torch.device) -> DeviceBackend:
         recomputer = self._table.new_recomputer()
-        return new_backend(device, self._new_executor(device), recomputer, self.options, self.fast_path.close)
+        close, is_aside = self.fast_path.close, self.interposer.asides.is_one
+        return new_backend(device, self._new_executor(device), recomputer, self.options, close, is_aside)
 
     @property
     def uses(self) -> int:
@@ -567,6 +567,7 @@ class Session(PageOwner):
     def step(self) -> None:
         """A training step ended."""
         with self.lock:
+            self.interposer.step_ends()
             self._reap(keep_young=self.fast_path.is_open)
             self.mode.large.step_ended()
             backends = self._table.backends

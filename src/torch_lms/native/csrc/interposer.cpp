@@ -137,6 +137,7 @@ void Interposer::start(Settings chosen, std::shared_ptr<Owner> owner) {
   entered = 0;
   created_.clear();
   streams.clear();
+  asides.clear();
   is_open = false;
   is_following = false;
   asks_python = false;
@@ -554,7 +555,8 @@ Entrance Interposer::enter(
   self.unplanned = std::nullopt;
   Entrance entrance = Entrance::passes;
   if (is_following) {
-    entrance = follow(op, handle, stack, self);
+    const bool is_aside = std::find(asides.begin(), asides.end(), self.thread) != asides.end();
+    entrance = is_aside ? Entrance::python : follow(op, handle, stack, self);
   } else if (!is_open) {  // Python has it, and it is learned what it creates
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);

@@ -165,6 +165,8 @@ class Interposer {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   // Other results are pages now. For whoever holds the lock.
+  std::vector<uint64_t> asides;  // threads whose operations are no part of the steps
+
   void set_min_size(int64_t nbytes) {
     settings.min_size = nbytes;
     created_.clear();
