@@ -1,6 +1,7 @@
 """Threads, forks, checkpoints and two devices, on streams that are late: equal to the bit with and without LMS."""
 
 import os
+import queue
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -69,6 +70,26 @@ def two_threads(device: torch.device) -> list[torch.Tensor]:
     return [tensor for found in results for tensor in found]
 
 
+def batches_made_beside(device: torch.device) -> list[torch.Tensor]:
+    """Another thread makes them on the device."""
+    torch.manual_seed(0)
+    model = network(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    ready: queue.Queue[torch.Tensor] = queue.Queue(2)
+
+    def make() -> None:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            batch = torch.rand(16, 64, generator=generator).to(device)
+            ready.put(((batch - batch.mean()) / batch.std()).flip(1))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    losses = [step(model, optimizer, ready.get()) for _ in range(10)]
+    thread.join()
+    return [*losses, *held(model, optimizer)]
+
+
 def hooks_on_the_devices_thread(device: torch.device) -> list[torch.Tensor]:
     """Gradients come on a thread of the device, whose hooks make tensors and use pages of the main thread's."""
     torch.manual_seed(0)
@@ -125,6 +146,7 @@ def two_devices(device: torch.device) -> list[torch.Tensor]:
 
 PROGRAMS: dict[str, Program] = {
     "two threads": two_threads,
+    "a thread that makes batches": batches_made_beside,
     "the device's thread": hooks_on_the_devices_thread,
     "a thread that page-locks": lambda device: loader(device, 0),
     "forked workers": lambda device: loader(device, 2),
@@ -145,6 +167,13 @@ def test_equal_to_the_bit(name: str, policy: str, device: torch.device, module: 
     assert same_bits(results, expected)
     assert stats.evictions > 0
     assert stats.fetches > 0
+
+
+def test_batches_that_are_made_beside_leave_the_steps_their_plans(device: torch.device) -> None:
+    with torch_lms.session(limit="96KiB", min_size=MIN_SIZE) as lms:
+        batches_made_beside(device)
+        assert lms.stats().evictions > 0
+        assert lms.stats().planned_steps >= 6
 
 
 def test_a_checkpoint_of_a_paged_training_goes_on(device: torch.device, tmp_path: Path, module: ModuleType) -> None:
