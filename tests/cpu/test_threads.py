@@ -3,22 +3,26 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from shares import trained
 from torch import nn
 
 import torch_lms
+from tests.injection import NthCall, in_place_of
 from torch_lms.capture.pieces import table, tiles
 
 THREADS, STEPS = 4, 15
 
 
 def train(seed: int) -> list[torch.Tensor]:
-    """The losses of small layers on batches of other sizes each time."""
+    """The results of small layers on batches of other sizes each time."""
     generator, sizes = torch.Generator().manual_seed(seed), random.Random(seed)
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
     model = nn.Sequential(*layers)
@@ -26,14 +30,11 @@ def train(seed: int) -> list[torch.Tensor]:
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(STEPS):
-        loss = model(torch.randn(sizes.choice([16, 32, 64]), 64, generator=generator)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
+
+    def loss() -> torch.Tensor:
+        return model(torch.randn(sizes.choice([16, 32, 64]), 64, generator=generator)).square().mean()
+
+    return trained(model, optimizer, loss, STEPS)
 
 
 def train_all() -> list[list[torch.Tensor]]:
@@ -85,47 +86,36 @@ def test_a_view_leaves_in_place_what_another_thread_has_brought_back() -> None:
     del held
 
 
-def train_on(batches: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+def train_on_batches_made_beside(steps: int) -> list[torch.Tensor]:
+    """Another thread makes and augments them."""
     torch.manual_seed(0)
     convolutions = [layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU())]
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *convolutions, nn.Flatten(), nn.Linear(8 * 32 * 32, 4))
     optimizer = torch.optim.AdamW(model.parameters())
-    losses = []
-    for batch in batches:
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
-
-
-def made_beside(count: int) -> Iterator[torch.Tensor]:
-    """Batches that another thread makes and augments."""
     ready: queue.Queue[torch.Tensor] = queue.Queue(2)
 
     def make() -> None:
         generator = torch.Generator().manual_seed(3)
-        for _ in range(count):
+        for _ in range(steps):
             batch = torch.rand(4, 3, 40, 40, generator=generator)
             batch = (batch - batch.mean((2, 3), keepdim=True)) / batch.std((2, 3), keepdim=True)
             ready.put(batch.flip(3)[:, :, 4:36, 4:36].contiguous())
 
     thread = threading.Thread(target=make)
     thread.start()
-    for _ in range(count):
-        yield ready.get()
+    results = trained(model, optimizer, lambda: model(ready.get()).square().mean(), steps)
     thread.join()
+    return results
 
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_thread_that_makes_batches_leaves_the_steps_their_plans(recompute: bool) -> None:
-    expected = train_on(made_beside(12))
+    expected = train_on_batches_made_beside(12)
     with torch_lms.session(limit="1GB", min_size=1024, device="cpu"):
-        train_on(made_beside(3))
+        train_on_batches_made_beside(3)
         demand = torch_lms.stats().demand_bytes
     with torch_lms.session(limit=demand // 2, min_size=1024, device="cpu", recompute=recompute) as lms:
-        found = train_on(made_beside(12))
+        found = train_on_batches_made_beside(12)
         lms.validate()
         assert lms.stats().planned_steps >= 8
     assert all(map(torch.equal, found, expected))
@@ -166,49 +156,42 @@ def test_what_runs_elsewhere_keeps_room_for_its_result() -> None:
         lms.validate()
 
 
-class _Pause:
-    """In the second call of a function of ``module``, until ``go`` is set."""
+def between(
+    module: ModuleType, name: str, do: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]
+) -> list[torch.Tensor]:
+    """The results of ``do``, which is held in its second call of a function, and of ``other``, which another thread
+    begins meanwhile.
+    """
+    began, go = threading.Event(), threading.Event()
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-        self._call = getattr(module, name)
-        self._calls = 0
-        self._began, self._go = threading.Event(), threading.Event()
-        monkeypatch.setattr(module, name, self)
+    def held(call: Callable[..., Any], *args: Any) -> Any:
+        began.set()
+        assert go.wait(60)
+        return call(*args)
 
-    def __call__(self, *args: Any) -> Any:
-        self._calls += 1
-        if self._calls == 2:
-            self._began.set()
-            assert self._go.wait(60)
-        return self._call(*args)
-
-    def between(self, do: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
-        """The results of ``do``, in which it is, and of ``other``, which another thread begins meanwhile."""
-        with ThreadPoolExecutor(2) as threads:
-            first = threads.submit(do)
-            assert self._began.wait(60)
-            second = threads.submit(other)
-            wait([second], timeout=0.5)  # it waits for the first, or is done by then
-            self._go.set()
-            return [first.result(), second.result()]
+    with in_place_of(module, name, partial(NthCall, number=2, instead=held)), ThreadPoolExecutor(2) as threads:
+        first = threads.submit(do)
+        assert began.wait(60)
+        second = threads.submit(other)
+        wait([second], timeout=0.5)  # it waits for the first, or is done by then
+        go.set()
+        return [first.result(), second.result()]
 
 
-def test_what_is_cut_into_tiles_is_not_written_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cut_into_tiles_is_not_written_meanwhile() -> None:
     kept, other, factor = (torch.randn(40 << 10) for _ in range(3))
     before, after = torch.addcmul(kept, other, factor), kept + 1
     with torch_lms.session(limit=300_000, min_size=1024, device="cpu") as lms:
-        pause = _Pause(monkeypatch, table, "copied")
-        product, _ = pause.between(lambda: torch.addcmul(kept, other, factor), lambda: kept.add_(1))
+        product, _ = between(table, "copied", lambda: torch.addcmul(kept, other, factor), lambda: kept.add_(1))
         assert torch.equal(kept, after)
         assert torch.equal(product, before)
         lms.validate()
 
 
-def test_what_was_in_tiles_is_read_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_in_tiles_is_read_once_it_is_whole() -> None:
     kept, other, factor = (torch.randn(40 << 10) for _ in range(3))
     expected = kept.sum()
     with torch_lms.session(limit=300_000, min_size=1024, device="cpu") as lms:
         torch.addcmul(kept, other, factor)
-        pause = _Pause(monkeypatch, tiles, "part")
-        assert pause.between(lambda: kept.sum(), lambda: kept.sum()) == [expected, expected]
+        assert between(tiles, "part", lambda: kept.sum(), lambda: kept.sum()) == [expected, expected]
         lms.validate()

@@ -297,11 +297,11 @@ class LmsMode(TorchDispatchMode):
         owner = self._owner
         while True:
             with owner.lock:
-                storages = [entry() for entry in op.entries] if self.tiles else []
-                if not any(storage in self.tiles for storage in storages if storage is not None):
-                    return owner.begin(op, op.entries, new_bytes)
-            found = (owner.entry_of(storage, None) for storage in storages if storage is not None)
-            op.entries = [entry for entry in found if entry is not None]
+                storages = [storage for entry in op.entries if (storage := entry()) is not None] if self.tiles else []
+                if not any(storage in self.tiles for storage in storages):
+                    owner.begin(op, op.entries, new_bytes)
+                    return
+            op.entries = [entry for storage in storages if (entry := owner.entry_of(storage, None)) is not None]
 
     def _is_new_search(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is the first of its kind that chooses an algorithm by what is free on an accelerator."""

@@ -272,10 +272,10 @@ class Engine:
         """``op`` of the program begins: ``pages`` become resident, with room for ``new_bytes`` beside them and for the
         results of operations on other threads.
         """
-        if self.record is not None and self._is_aside():
-            self.record.access_begins(self._backend.mark())
-            self._stop_if_too_long(self.record)
-        elif self.record is not None:
+        if self._is_aside():
+            self.access_begins(pages, writes, new_bytes, op.name)
+            return
+        if self.record is not None:
             now = self._backend.mark()
             self._join_plans()
             self._followed.op_begins(op.name, pages)
@@ -283,11 +283,14 @@ class Engine:
             self._stop_if_too_long(self.record)
         self._make_ready(op.name, pages, new_bytes, writes)
 
-    def access_begins(self, pages: tuple[PageId, ...], writes: tuple[PageId, ...] = ()) -> None:
+    def access_begins(
+        self, pages: tuple[PageId, ...], writes: tuple[PageId, ...] = (), new_bytes: int = 0, name: str = "view"
+    ) -> None:
         """``pages`` are used by what need not be part of every such step. Ends as an operation does."""
         if self.record is not None:
             self.record.access_begins(self._backend.mark())
-        self._make_ready("view", pages, 0, writes)
+            self._stop_if_too_long(self.record)
+        self._make_ready(name, pages, new_bytes, writes)
 
     def op_ends(self, pages: tuple[PageId, ...], written: tuple[PageId, ...]) -> None:
         """The operation on ``pages`` ended, or failed; it wrote ``written``."""

@@ -398,7 +398,7 @@ class Native(Protocol):
     def ask_python(self, always: bool) -> None:
         """Whether the mode has every operation."""
 
-    def set_asides(self, threads: list[int]) -> None:
+    def set_asides(self, threads: set[int]) -> None:
         """Operations of these threads follow no plan and no outlook: the mode has them meanwhile."""
 
     def set_min_size(self, nbytes: int) -> None:

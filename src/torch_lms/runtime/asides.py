@@ -9,30 +9,27 @@ class Asides:
     Threads that begin and end within a step, as those of replicas, take part in it. So do autograd's own.
 
     Attributes:
-        threads: the identities of those that were it when the last step ended.
+        threads: their identities.
     """
 
     def __init__(self) -> None:
-        self.threads: list[int] = []
-        self._steps = 0
-        self._main: int | None = None  # the thread that ended the last step
-        self._began: dict[int, int] = {}  # in which step each thread did
+        self.threads: set[int] = set()
+        self._all: set[int] = set()  # that take part in the session
 
     def thread_begins(self) -> None:
         """The calling thread takes part in the session from now on."""
-        self._began[get_ident()] = self._steps
+        self.threads.discard(get_ident())  # it may have that of one that has ended
+        self._all.add(get_ident())
 
     def thread_ends(self) -> None:
         """It does no more."""
-        self._began.pop(get_ident(), None)
+        self.threads.discard(get_ident())
+        self._all.discard(get_ident())
 
     def step_ends(self) -> None:
         """The calling thread has ended a step."""
-        self._steps += 1
-        self._main = get_ident()
-        self.threads = [thread for thread in list(self._began) if thread != self._main]
+        self.threads = self._all - {get_ident()}
 
     def is_one(self) -> bool:
         """Whether the calling thread works beside the steps."""
-        thread = get_ident()
-        return self._began.get(thread, self._steps) < self._steps and thread != self._main
+        return get_ident() in self.threads

@@ -540,10 +540,8 @@ class NativeInterposer(Interposer):
         self._native.include(False)
 
     def step_ends(self) -> None:
-        before = self.asides.threads
         super().step_ends()
-        if self.asides.threads != before:
-            self._native.set_asides(self.asides.threads)
+        self._native.set_asides(self.asides.threads)
 
     def unseen(self) -> AbstractContextManager[Any]:
         return excluded(self._native, True)

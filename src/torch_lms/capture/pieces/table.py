@@ -279,7 +279,8 @@ class TileTable:
         with self._owner.unseen():
             bare = torch.empty(0, dtype=like.dtype, device=tiles.device)
             made = self._alias(bare, tuple(like.shape), like.stride(), 0)
-        self._enter(untyped_storage(made), tiles)
+        self._tiles[untyped_storage(made)] = tiles
+        self._owner.in_pieces()
         return made
 
     def tile(self, tensor: torch.Tensor, grid: Grid) -> View | None:
@@ -297,11 +298,7 @@ class TileTable:
                 whole = tensor.detach()
                 for place, region in tiles.regions():
                     tiles.cells[place] = copied(part(whole, region), tiles.order)
-            self._enter(storage, tiles)
+            self._tiles[storage] = tiles
             STORAGE.resize_(storage, 0)
             self._owner.resized(page)
         return View(tensor, tiles)
-
-    def _enter(self, storage: torch.UntypedStorage, tiles: Tiles) -> None:
-        self._tiles[storage] = tiles
-        self._owner.in_pieces()

@@ -555,8 +555,7 @@ Entrance Interposer::enter(
   self.unplanned = std::nullopt;
   Entrance entrance = Entrance::passes;
   if (is_following) {
-    const bool is_aside = std::find(asides.begin(), asides.end(), self.thread) != asides.end();
-    entrance = is_aside ? Entrance::python : follow(op, handle, stack, self);
+    entrance = asides.contains(self.thread) ? Entrance::python : follow(op, handle, stack, self);
   } else if (!is_open) {  // Python has it, and it is learned what it creates
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);

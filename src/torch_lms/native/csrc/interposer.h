@@ -19,6 +19,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -165,8 +166,6 @@ class Interposer {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
   // Other results are pages now. For whoever holds the lock.
-  std::vector<uint64_t> asides;  // threads whose operations are no part of the steps
-
   void set_min_size(int64_t nbytes) {
     settings.min_size = nbytes;
     created_.clear();
@@ -225,6 +224,7 @@ class Interposer {
   std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
   bool is_carrying = false;  // pages move for the plan's next operation, without Python and without the lock
   uint64_t entered = 0;
+  std::set<uint64_t> asides;  // threads whose operations are no part of the steps
   std::vector<StreamId> streams;  // that Python knows
   bool knows(StreamId stream) const {
     return std::find(streams.begin(), streams.end(), stream) != streams.end();

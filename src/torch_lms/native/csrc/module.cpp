@@ -964,7 +964,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("open", [](const std::vector<Opening>& openings) { interposer().open(openings); });
   module.def("close", [] { return interposer().close(); });
   module.def("ask_python", [](bool always) { interposer().asks_python = always; });
-  module.def("set_asides", [](const std::vector<uint64_t>& threads) {
+  module.def("set_asides", [](const std::set<uint64_t>& threads) {
     locked([&](Interposer& all) { all.asides = threads; });
   });
   module.def("set_min_size", [](int64_t nbytes) {
