@@ -25,12 +25,15 @@ class _TorchFirst(MetaPathFinder):
     """Imports torch before the first module of ours.
 
     Our modules import torch. The action uses them, so none may be half imported when it is called.
+    It stays in ``sys.meta_path``, as the finder of ``import_hooks`` does.
     """
+
+    _has_acted = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.startswith("torch_lms."):
-            sys.meta_path.remove(self)
+        if name.startswith("torch_lms.") and not self._has_acted:
+            self._has_acted = True
             importlib.import_module("torch")
         return None
