@@ -55,7 +55,7 @@ class _Watcher(MetaPathFinder):
 
             def load_and_act(module: ModuleType) -> None:
                 load(module)
-                del loader.exec_module  # type: ignore[method-assign]  # the class's is there again
+                del loader.exec_module  # the class's is there again
                 actions = self._waiting.pop(fullname, [])
                 while actions:  # an action may have others given up
                     actions.pop(0)()
