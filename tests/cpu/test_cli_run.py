@@ -318,6 +318,23 @@ def test_tracebacks_from_inside_torch(desk: Desk, text: str) -> None:
     assert "Error" in desk.alike(script).stderr
 
 
+PROFILED = """
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+model = nn.Sequential(nn.Linear(64, 64), nn.GELU())
+with profile(activities=[ProfilerActivity.CPU], with_stack=True) as found:
+    model(torch.ones(64, 64)).sum().backward()
+print(sorted(event.name for event in found.events() if event.name.startswith("nn.Module")))
+"""
+
+
+def test_profilers_find_the_modules(desk: Desk) -> None:
+    ended = desk.run(LMS, desk.write("profiled.py", PROFILED))
+    assert ended.stdout == "['nn.Module: GELU_0', 'nn.Module: Linear_0', 'nn.Module: Sequential_0']\n", ended.stderr
+
+
 def test_environment_set_before_importing_torch_counts(desk: Desk) -> None:
     text = "import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())"
     assert desk.alike(desk.write("env.py", text)).stdout == "1\n"

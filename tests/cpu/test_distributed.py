@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("script", ["ddp", "fsdp2", "pending", "lightning_fsdp2"])
+@pytest.mark.parametrize("script", ["ddp", "fsdp2", "parallel", "pending", "lightning_fsdp2"])
 def test_two_processes(script: str) -> None:
     if script == "lightning_fsdp2" and find_spec("lightning") is None:
         pytest.skip("Lightning is not installed")

@@ -565,11 +565,11 @@ def counting_of_operations() -> Any:
 
 @feature
 def profiling() -> Any:
-    x, w = leaf(32, 32), leaf(32, 32)
+    x, w, layer = leaf(32, 32), leaf(32, 32), nn.Linear(32, 32)
     everything_leaves()
-    with torch.profiler.profile(record_shapes=True, profile_memory=True) as profile:
+    with torch.profiler.profile(record_shapes=True, profile_memory=True, with_stack=True, with_modules=True) as profile:
         for _ in range(2):
-            (x @ w).tanh().sum().backward()
+            layer(x @ w).tanh().sum().backward()
             profile.step()
     products = [event.count for event in profile.key_averages() if event.key == "aten::matmul"]
     return x.grad, w.grad, products

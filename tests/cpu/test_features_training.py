@@ -625,6 +625,32 @@ def scripts_that_read_numbers() -> Any:
 
 
 @feature
+def scripts_that_make_tensors() -> Any:
+    def made(x: torch.Tensor, number: float) -> torch.Tensor:  # here, so that it is compiled each time
+        return x * torch.tensor([number]) + torch.as_tensor([number])
+
+    x = torch.randn(1024)
+    everything_leaves()
+    return torch.jit.script(made)(x, 0.5)
+
+
+class _Wrapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32))
+
+    def forward(self, call: torch.Tensor, module: torch.Tensor, hooks: torch.Tensor) -> torch.Tensor:
+        return call @ self.weight + module * hooks
+
+
+@feature
+def arguments_that_have_names_of_ours() -> Any:
+    model, x = _Wrapping(), torch.randn(16, 32)
+    everything_leaves()
+    return with_gradients(model(call=x, module=x * 2, hooks=x * 3), *model.parameters())
+
+
+@feature
 def scripts_that_print() -> Any:
     x = torch.randn(1024)
     everything_leaves()

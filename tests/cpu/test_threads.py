@@ -156,6 +156,23 @@ def test_what_runs_elsewhere_keeps_room_for_its_result() -> None:
         lms.validate()
 
 
+@pytest.mark.parametrize("name", ["then", "add_done_callback"])
+def test_what_waits_for_a_future_is_called_on_a_thread_that_takes_part(name: str) -> None:
+    """Whoever sets the result calls it, as threads of process groups do, which are PyTorch's own."""
+    future: torch.futures.Future[float] = torch.futures.Future()
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(int).result()  # the thread is there before the session
+        with torch_lms.session(limit=0, min_size=1024, device="cpu") as lms:
+            weight = torch.ones(4096)
+            waiting = getattr(future, name)(lambda done: weight.add_(done.value()))
+            lms.reclaim()
+            threads.submit(future.set_result, 2.0).result()
+            assert waiting is None or waiting.wait() is weight
+            lms.reclaim()
+            assert torch.equal(weight, torch.full((4096,), 3.0))
+            lms.validate()
+
+
 def between(
     module: ModuleType, name: str, do: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor]
 ) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 import torch
+from torch.jit._builtins import _find_builtin, _get_builtin_table, _register_builtin
 
 from torch_lms.import_hooks import once_imported
 
@@ -88,8 +89,9 @@ class Patches:
             return
         patched = Patched(owner, name, original, around)
         self.replace(owner, name, patched)
-        if isinstance(owner, ModuleType):  # Dynamo knows methods by their names
+        if isinstance(owner, ModuleType):  # compilers know methods by their names
             self._allow_in_graphs(patched)
+            self._allow_in_scripts(patched, original)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``."""
@@ -120,3 +122,10 @@ class Patches:
             self.later(partial(allowed.remove, id(function)))
 
         self.later(once_imported(DYNAMO_RULES, allow))
+
+    def _allow_in_scripts(self, function: Callable[..., Any], original: Callable[..., Any]) -> None:
+        """Have TorchScript take ``function`` for the operator that ``original`` is: its table is of ids, too."""
+        operator = _find_builtin(original)
+        if operator is not None:
+            _register_builtin(function, operator)
+            self.later(partial(_get_builtin_table().pop, id(function)))

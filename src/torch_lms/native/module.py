@@ -235,8 +235,8 @@ class Native(Protocol):
     def stop(self) -> None:
         """It ended: operations pass unseen."""
 
-    def include(self, is_included: bool) -> None:
-        """Whether the operations of the calling thread are seen."""
+    def include(self, is_included: bool) -> bool:
+        """Whether the operations of the calling thread are seen. Returns what was."""
 
     def exclude(self, is_excluded: bool) -> bool:
         """Whether they are not, for the moment. Returns what was."""

@@ -1,7 +1,8 @@
 """How operations come to a session: through PyTorch's dispatch modes, or through the native interposer (N22)."""
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
@@ -26,17 +27,37 @@ class Interposer(ABC):
     def __init__(self) -> None:
         self.asides = Asides()
 
-    def attach(self) -> None:
-        """The calling thread's operations pass from now on."""
-        self.asides.thread_begins()
+    def attach(self) -> bool:
+        """The calling thread's operations pass from now on. Whether they did not before."""
+        is_new = self._attach()
+        if is_new:
+            self.asides.thread_begins()
+        return is_new
 
     def detach(self) -> None:
         """They do not any more."""
         self.asides.thread_ends()
+        self._detach()
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Inside, the calling thread's operations pass."""
+        is_new = self.attach()
+        try:
+            yield
+        finally:
+            if is_new:
+                self.detach()
 
     def step_ends(self) -> None:
         """The calling thread has ended a step."""
         self.asides.step_ends()
+
+    @abstractmethod
+    def _attach(self) -> bool: ...
+
+    @abstractmethod
+    def _detach(self) -> None: ...
 
     @abstractmethod
     def unseen(self) -> AbstractContextManager[Any]:
@@ -68,14 +89,14 @@ class PythonInterposer(Interposer):
         super().__init__()
         self._mode = mode
 
-    def attach(self) -> None:
-        super().attach()
-        if not self._is_attached():
+    def _attach(self) -> bool:
+        is_new = not self._is_attached()
+        if is_new:
             _push_mode(self._mode)
+        return is_new
 
-    def detach(self) -> None:
+    def _detach(self) -> None:
         """Take the mode out of this thread's stack, wherever it stands there."""
-        super().detach()
         if not self._is_attached():
             return
         above = []

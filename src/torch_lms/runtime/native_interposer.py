@@ -531,12 +531,10 @@ class NativeInterposer(Interposer):
     def end(self) -> None:
         self._native.stop()
 
-    def attach(self) -> None:
-        super().attach()
-        self._native.include(True)
+    def _attach(self) -> bool:
+        return not self._native.include(True)
 
-    def detach(self) -> None:
-        super().detach()
+    def _detach(self) -> None:
         self._native.include(False)
 
     def step_ends(self) -> None:

@@ -113,27 +113,39 @@ class StepHooks:
         return adopting
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call``, with its outermost activation noticed. Hooks for all modules would do, and slow every call down."""
-        inside = threading.local()
+        """``call``, with its outermost activation noticed. Hooks for all modules would do, and slow every call down.
+
+        The module is called ``self``, as in what this stands for: PyTorch's profiler looks for it by that name, and
+        another could be one of ``kwargs``.
+        """
+        hooks, inside = self, threading.local()
 
         @wraps(call)
-        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def watched(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or getattr(inside, "now", False):
-                return call(module, *args, **kwargs)
-            if module not in self._known:
-                self._known.add(module)
-                self._adopt(list(module.parameters()))
-            if id(module) in self._called and not torch.is_grad_enabled() and not _is_in_autograd():
-                self._step()
-            inside.now, before = True, self._uses()
+                return call(self, *args, **kwargs)
+            uses = hooks._before_module(self)
+            inside.now = True
             try:
-                return call(module, *args, **kwargs)
+                return call(self, *args, **kwargs)
             finally:
                 inside.now = False
-                if not torch.is_grad_enabled() and self._is_step(module, before):
-                    self._was_called(module)
+                hooks._after_module(self, uses)
 
         return watched
+
+    def _before_module(self, module: torch.nn.Module) -> int:
+        """Before the outermost ``module`` is called. How often pages were used so far."""
+        if module not in self._known:
+            self._known.add(module)
+            self._adopt(list(module.parameters()))
+        if id(module) in self._called and not torch.is_grad_enabled() and not _is_in_autograd():
+            self._step()
+        return self._uses()
+
+    def _after_module(self, module: torch.nn.Module, uses_before: int) -> None:
+        if not torch.is_grad_enabled() and self._is_step(module, uses_before):
+            self._was_called(module)
 
     def _was_called(self, module: torch.nn.Module) -> None:
         """The step ends with the call of ``module``, if the last did, and no other module was called in this one."""

@@ -155,8 +155,10 @@ void Interposer::stop() {
   std::swap(forgotten, pages);
 }
 
-void Interposer::include(bool is_included) {
+bool Interposer::include(bool is_included) {
+  const bool before = c10::impl::tls_is_dispatch_key_included(key_);
   c10::impl::tls_set_dispatch_key_included(key_, is_included);
+  return before;
 }
 
 bool Interposer::exclude(bool is_excluded) {

@@ -140,9 +140,9 @@ class Interposer {
   void start(Settings settings, std::shared_ptr<Owner> owner);
   void stop();
 
-  // On the calling thread: whether its operations come here, and whether they do for the moment.
-  void include(bool is_included);
-  bool exclude(bool is_excluded);  // returns what was
+  // On the calling thread: whether its operations come here, and whether they do not for the moment. Return what was.
+  bool include(bool is_included);
+  bool exclude(bool is_excluded);
 
   void open(const std::vector<Opening>& openings);
   // The operations that run now.

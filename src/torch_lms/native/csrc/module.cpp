@@ -959,7 +959,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("claim", [](const std::string& key) { interposer().claim(key); });
   module.def("start", &start);
   module.def("stop", [] { interposer().stop(); });
-  module.def("include", [](bool is_included) { interposer().include(is_included); });
+  module.def("include", [](bool is_included) { return interposer().include(is_included); });
   module.def("exclude", [](bool is_excluded) { return interposer().exclude(is_excluded); });
   module.def("open", [](const std::vector<Opening>& openings) { interposer().open(openings); });
   module.def("close", [] { return interposer().close(); });
