@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, wraps
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
@@ -25,10 +27,8 @@ _REGIONS = ("CompiledFxGraph", "CompiledAOTI")
 
 _NEW_BYTES = "_torch_lms_new_bytes"
 
-_OURS = (
-    *("torch_lms.capture", "torch_lms.engine", "torch_lms.pager"),
-    *(f"torch_lms.runtime.{name}" for name in ("backend", "fast_path", "holds", "page_table", "session")),
-)
+_OURS = Path(__file__).parents[1]
+_RUNTIME = _OURS / "runtime"
 
 _CANNOT_RUN_AGAIN = (
     "torch-lms: memory ran out inside a region compiled by torch.compile, which cannot be run again, since it may have "
@@ -211,7 +211,11 @@ def _told(compiled: Any) -> tuple[int, bool]:
 
 @cache
 def _keep_dynamo_out() -> None:
-    """Keep Dynamo from compiling what we do between a compiled function's parts. Once is enough: it forgets nothing."""
-    rules = import_module(DYNAMO_RULES)
-    for name in _OURS:
-        rules.add(name)
+    """Keep Dynamo from compiling what we do between a compiled function's parts. Once is enough: it forgets nothing.
+
+    It has to see what calls modules, as it does without us.
+    """
+    add = import_module(DYNAMO_RULES).add
+    for module in (*iter_modules([str(_OURS)], "torch_lms."), *iter_modules([str(_RUNTIME)], "torch_lms.runtime.")):
+        if module.name not in ("torch_lms.runtime", "torch_lms.runtime.steps"):
+            add(module.name)

@@ -28,6 +28,8 @@ class Patched:
     It equals the function and has its hash: tables that PyTorch, or a subclass of Tensor, made of functions still find
     it, the compiler's among them. It keeps the protocol of ``__torch_function__``: what is done around the function
     uses up none of the hops that ``torch.overrides.redispatch_function`` skips.
+
+    Who still holds it when it is put back calls the function, or what the session of that time has put in its place.
     """
 
     __wrapped__: Call
@@ -38,10 +40,19 @@ class Patched:
         self._original = original
         self._around = around
         self._asks = owner is torch.Tensor and name not in _ASKS_NOBODY
+        self._is_over = False
         update_wrapper(self, original)
+
+    def retire(self) -> None:
+        """It has been put back."""
+        self._is_over = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         original = self._original
+        if self._is_over:
+            now = getattr(self._owner, self._name, original)
+            is_another = isinstance(now, Patched) and now == self and not now._is_over
+            return (now if is_another else original)(*args, **kwargs)
         if not self._asks or not (torch._C._len_torch_function_stack() or any(map(_is_asked, args))):
             return self._around(original, args, kwargs)
         if _has_torch_function(args) or _skip_one_hop is None:
@@ -87,11 +98,17 @@ class Patches:
         original = getattr(owner, name, None)
         if original is None:
             return
-        patched = Patched(owner, name, original, around)
+        patched = self.patched(owner, name, original, around)
         self.replace(owner, name, patched)
         if isinstance(owner, ModuleType):  # compilers know methods by their names
             self._allow_in_graphs(patched)
             self._allow_in_scripts(patched, original)
+
+    def patched(self, owner: Any, name: str, original: Call, around: Around) -> Patched:
+        """``original``, which stands at ``owner.name``, with ``around`` done until all is undone."""
+        patched = Patched(owner, name, original, around)
+        self.later(patched.retire)
+        return patched
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``."""

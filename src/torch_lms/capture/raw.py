@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
@@ -15,9 +15,10 @@ import torch.utils.dlpack
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.composites import Composites
+from torch_lms.capture.extensions import Extensions
 from torch_lms.capture.loading import Loading
 from torch_lms.capture.page_owner import PageOwner, RawUse
-from torch_lms.capture.patches import Around, Call, Patched, Patches
+from torch_lms.capture.patches import Around, Call, Patches
 from torch_lms.capture.registry import STORAGE, Entry
 from torch_lms.capture.saving import Saving
 from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among, tensors_within
@@ -86,6 +87,7 @@ class RawPatches:
         self._kind = kind
         self._patches = Patches()
         self._composites = Composites(self._holding)
+        self._extensions = Extensions(self._calling, self._making)
         self._loading = Loading(told)
         self._saving = Saving(lambda tensor: bool(self._any((tensor,))), lambda: self._borrowing(writes=False))
         self._borrowers = threading.local()
@@ -108,6 +110,7 @@ class RawPatches:
         patch(torch.UntypedStorage, "resize_", self._resizing)
         self._patch_interface()
         self._patch_scripts()
+        self._extensions.install()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
         self._patch_once_imported("triton.runtime.jit", self._patch_triton)
@@ -123,6 +126,7 @@ class RawPatches:
     def uninstall(self) -> None:
         """Put everything back as it was."""
         self._composites.uninstall()
+        self._extensions.uninstall()
         self._patches.undo()
 
     def _around_all(self, roads: _Roads, around: Around) -> None:
@@ -138,7 +142,9 @@ class RawPatches:
         """Patch the array interface. It is a property, which cannot be patched as functions are."""
         name = "__cuda_array_interface__"
         get = torch.Tensor.__dict__[name].fget
-        self._patches.replace(torch.Tensor, name, property(Patched(torch.Tensor, name, get, self._exporting(ESCAPED))))
+        self._patches.replace(
+            torch.Tensor, name, property(self._patches.patched(torch.Tensor, name, get, self._exporting(ESCAPED)))
+        )
 
     def _patch_scripts(self) -> None:
         for saved in (torch.jit._script.RecursiveScriptModule, torch.jit.ScriptModule, torch._C.ScriptFunction):
@@ -331,6 +337,17 @@ class RawPatches:
         with self._touching(given, written=True), self._borrowing(writes=True):
             return call(*args, **kwargs)
 
+    def _calling(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of another library's may write whatever it is given, and fill what it makes."""
+        given = tensors_within((args, kwargs))
+        with self._holding(given, given):
+            return call(*args, **kwargs)
+
+    def _making(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An object of another library's may keep what it is given."""
+        self._export(tensors_within((args[1:], kwargs)), "kept by an object of C++")
+        return self._calling(call, args, kwargs)
+
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def _export(self, values: Iterable[Any], reason: str) -> None:
@@ -353,7 +370,7 @@ class RawPatches:
                 self._borrowers.borrow = before
 
     @contextmanager
-    def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:
+    def _holding(self, values: Sequence[Any], written: list[Any]) -> Iterator[None]:
         entries = self._known(values)
         changed = self._known(written)
         unchanged = [entry for entry in entries if entry not in changed]
