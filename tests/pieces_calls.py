@@ -249,6 +249,12 @@ CALLS: dict[str, list[Made]] = {
     "var": [lambda: (rand(97, 53), [1]), lambda: (rand(5, 7, 31, 13), [1, 3])],
     "std": [lambda: (rand(97, 53), [1], True, True)],
     "var_mean": [lambda: (rand(97, 53), [1])],
+    "_fft_r2c": [lambda: (rand(97, 53), [1], 0, True), lambda: (rand(31, 7, 12, 10), [2, 3], 2, False)],
+    "_fft_c2c": [
+        lambda: (rand(97, 53, dtype=torch.cfloat), [1], 0, True),
+        lambda: (rand(64, 128, dtype=torch.cfloat), [0], 1, False),
+    ],
+    "_fft_c2r": [lambda: (rand(97, 27, dtype=torch.cfloat), [1], 2, 53)],
     "linalg_vector_norm": [lambda: (rand(97, 53), 2, [1]), lambda: (rand(97, 53), 1, [1], True)],
     **{
         f"{kind}_pad{space}d{backward}": [

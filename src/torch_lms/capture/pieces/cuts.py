@@ -231,8 +231,8 @@ def _nll_loss_backward(given: Arguments) -> Iterator[Cut]:
         yield Cut(f"dimension {dim}", tensor.shape[dim], partial(takes, dim), True)
 
 
-def _sum(given: Arguments) -> Iterator[Cut]:
-    """Along dimensions that are kept."""
+def _beside_all(given: Arguments) -> Iterator[Cut]:
+    """What lies along all of the argument ``dim`` is computed by itself, as a sum or a transform: others can be cut."""
     tensor = given["self"]
     dims = given.get("dim")
     if not isinstance(dims, list) or not dims or tensor.dim() == 0:
@@ -518,7 +518,8 @@ OPERATORS: dict[str, Cuts] = {
     },
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm"), _sum),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm"), _beside_all),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _beside_all),
     "native_batch_norm": _batch_norm,
     "_native_batch_norm_legit": _by_channel(("input",), _NORM_VECTORS),
     "_native_batch_norm_legit_no_training": _batch_norm,
