@@ -296,6 +296,8 @@ CALLS: dict[str, list[Made]] = {
     "ones_like": [lambda: (rand(97, 53),)],
     "new_zeros": [lambda: (rand(97, 53), [61, 59])],
     "new_ones": [lambda: (rand(97, 53), [61, 59])],
+    "full_like": [lambda: (rand(97, 53), -0.0), lambda: (rand(2, 7, 31, 29).to(memory_format=LAST), 2)],
+    "new_full": [lambda: (rand(97, 53), [61, 59], torch.pi)],
     "relu": [lambda: (rand(97, 53),), lambda: (rand(1, 7, 31, 29).to(memory_format=LAST),)],
     "gelu": [lambda: (rand(97, 53),)],
     "sigmoid": [lambda: (rand(64, 256),)],  # whose bits depend on the place: cut where all vectors are full

@@ -66,9 +66,9 @@ DEPENDS_ON_THE_PROCESSOR = {
 
 
 def test_every_operator_of_the_tables_is_called() -> None:
-    others = (*LOSSES, *copies.COPIES, *copies.PLACED, *copies.JOINS, *elements.UNTAGGED)
+    others = (*LOSSES, *copies.COPIES, *copies.CONSTANTS, *copies.PLACED, *copies.JOINS, *elements.UNTAGGED)
     names = {*OPERATORS, *(name.removeprefix("aten::") for name in others)}
-    assert names - NOT_ON_A_CPU <= set(CALLS)
+    assert names - NOT_ON_A_CPU - set(OF_NO_TENSOR) <= set(CALLS)
 
 
 def tensors_of(result: Any) -> list[Tensor]:
@@ -114,6 +114,28 @@ def test_the_same_bits_of_arguments_in_tiles(name: str, number: int) -> None:
     assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
     assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
     assert some or name == "embedding"  # whose indices are whole numbers
+
+
+OF_NO_TENSOR: dict[str, Callable[[], Tensor]] = {
+    "zeros": lambda: torch.zeros(97, 53),
+    "ones": lambda: torch.ones(97, 53, dtype=torch.float64),
+    "full": lambda: torch.full((97, 53), torch.pi, dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_TENSOR)
+def test_a_tensor_larger_than_the_limit_is_born_in_pieces(name: str, ran: list[str]) -> None:
+    make = OF_NO_TENSOR[name]
+    expected = make()
+    limit = expected.nbytes // 2
+    with torch_lms.session(limit=limit, min_size=MIN_SIZE) as lms:
+        before = torch.ones(limit // 5)  # room is short
+        made = make()
+        assert lms.stats().peak_resident_bytes <= limit
+        found = [made.clone(), made[5:7].sum(), before.sum()]
+        lms.validate()
+    assert name in ran
+    assert same_bits(found, [expected, expected[5:7].sum(), torch.tensor(limit // 5.0)])
 
 
 TOGETHER: dict[str, Callable[[], Any]] = {

@@ -14,11 +14,15 @@ from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
 
+_OF_ONE_NUMBER = {"zeros": 0, "ones": 1, "full": None}
+
 COPIES = frozenset({TO, *(f"aten::{name}" for name in ("clone", "copy_", "fill_", "zero_"))})
 """Operators that treat each element by itself, though no tag says so. They compute nothing."""
 
-CONSTANTS = {"aten::zeros_like": 0, "aten::new_zeros": 0, "aten::ones_like": 1, "aten::new_ones": 1}
-"""What they are filled with."""
+CONSTANTS = {
+    f"aten::{name}": number for kind, number in _OF_ONE_NUMBER.items() for name in (kind, f"{kind}_like", f"new_{kind}")
+}
+"""Operators that make a tensor of one number. None: it is an argument, ``fill_value``."""
 
 _EMPTY_BY_TRADITION = (0,)
 """The shape of an empty tensor that ``cat`` takes beside tensors of any other shape."""
@@ -27,10 +31,14 @@ _EMPTY_BY_TRADITION = (0,)
 def constant(job: Job) -> Any:
     """The same number everywhere."""
     (like,) = job.likes
-    given = job.given["self"]
+    given = job.given.get("self", like)
     if given.shape == like.shape and given.stride() != like.stride():
         return NOT_CUT  # tensors without bytes do not tell the strides of dimensions of size 1
+    if like.layout is not torch.strided or job.given.get("pin_memory"):
+        return NOT_CUT
     value = CONSTANTS[job.info.packet]
+    if value is None:
+        value = job.given["fill_value"]
     (gathered,) = job.gathered()
     with job.table.seen():
         for region in regions_of(slabs_of(like, job.target // like.itemsize)):
