@@ -141,11 +141,10 @@ def test_who_holds_one_of_an_earlier_session(before: Any) -> None:
 
 
 def test_put_back_at_the_end(before: Any) -> None:
-    scaled, exec_module = before.scaled, ExtensionFileLoader.exec_module
+    scaled = before.scaled
     with torch_lms.session(limit=0, min_size=1024, device="cpu"):
         assert before.scaled is not scaled
         assert before.scaled == scaled
         assert before.scaled.__doc__ == scaled.__doc__
     assert before.scaled is scaled
     assert "put" in vars(before.Table)
-    assert ExtensionFileLoader.exec_module is exec_module

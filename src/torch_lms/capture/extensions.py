@@ -1,14 +1,16 @@
-"""Functions of other libraries, in C++, that are given tensors: what they read and write shows no operation (N11)."""
+"""Functions of other libraries, in C++, that are given tensors: no operation shows what they read and write (N11)."""
 
 import gc
 import re
+import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
+from dataclasses import dataclass
+from functools import cache, wraps
 from importlib.machinery import ExtensionFileLoader
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-from torch_lms.capture.patches import Around, Patched, Patches
+from torch_lms.capture.patches import Around, Patches
 
 _NOT_FOREIGN = ("torch.", "torch_lms")
 """How the names of modules begin that are PyTorch's or ours."""
@@ -17,11 +19,24 @@ _HAS_TENSORS = re.compile(r"(?:: |-> )[^,()]*\b(?:torch\.|at::)Tensor\b")
 """In the signature that pybind11 writes at the head of a function's documentation."""
 
 
-class Extensions:
-    """Patches the functions and methods of extension modules whose signatures have tensors.
+@dataclass(frozen=True)
+class _Function:
+    """One whose signature has tensors.
 
-    Modules are found as they are loaded, and those that are there already. Some stand in no table: `load_inline` makes
-    such, so they are looked for among all objects.
+    Attributes:
+        owner: the module, or the class.
+        name: its own there.
+        is_static: whether it is a static method.
+    """
+
+    owner: Any
+    name: str
+    is_static: bool
+
+
+class Extensions:
+    """Patches the functions and methods of extension modules whose signatures have tensors: of those that are loaded,
+    and of those that will be.
 
     Args:
         call: done around each call of a function or method.
@@ -35,38 +50,61 @@ class Extensions:
 
     def install(self) -> None:
         """Patch what is there, and what comes."""
-        for module in [found for found in gc.get_objects() if type(found) is ModuleType]:
-            if isinstance(getattr(vars(module).get("__spec__"), "loader", None), ExtensionFileLoader):
-                self._patch(module)
-        load = ExtensionFileLoader.exec_module
-
-        @wraps(load)
-        def load_and_patch(loader: ExtensionFileLoader, module: ModuleType) -> None:
-            load(loader, module)
-            self._patch(module)
-
-        self._patches.replace(ExtensionFileLoader, "exec_module", load_and_patch)
+        _watch_loading()
+        for function in _found:
+            self._patch(function)
+        _told.append(self._patch)
+        self._patches.later(lambda: _told.remove(self._patch))
 
     def uninstall(self) -> None:
         """Put everything back as it was."""
         self._patches.undo()
 
-    def _patch(self, module: ModuleType) -> None:
-        if module.__name__.startswith(_NOT_FOREIGN):
-            return
-        for owner in _owners_in(module):
-            for name, function in list(vars(owner).items()):
-                if isinstance(function, staticmethod):
-                    self._replace(owner, name, function.__func__, staticmethod)
-                elif callable(function) and not isinstance(function, type | Patched):
-                    self._replace(owner, name, function)
+    def _patch(self, function: _Function) -> None:
+        owner, name = function.owner, function.name
+        around = self._make if name == "__init__" else self._call
+        patched = self._patches.patched(owner, name, getattr(owner, name), around)
+        self._patches.replace(owner, name, staticmethod(patched) if function.is_static else patched)
 
-    def _replace(
-        self, owner: Any, name: str, function: Callable[..., Any], kind: Callable[[Patched], Any] = lambda same: same
-    ) -> None:
-        if _HAS_TENSORS.search(function.__doc__ or ""):
-            around = self._make if name == "__init__" else self._call
-            self._patches.replace(owner, name, kind(self._patches.patched(owner, name, getattr(owner, name), around)))
+
+_found: list[_Function] = []
+"""In the extension modules of this process."""
+
+_told: list[Callable[[_Function], None]] = []
+"""Who hears of others."""
+
+
+@cache
+def _watch_loading() -> None:
+    """Look through the modules that are there, and from now on, as long as the process lives, through each that comes.
+
+    Some stand in no table: `load_inline` makes such, so they are looked for among all objects.
+    """
+    load = ExtensionFileLoader.exec_module
+
+    @wraps(load)
+    def load_and_look(loader: ExtensionFileLoader, module: ModuleType) -> None:
+        load(loader, module)
+        _look_through(module)
+
+    ExtensionFileLoader.exec_module = load_and_look  # type: ignore[method-assign, assignment]
+    there = {id(value): value for value in (*sys.modules.values(), *gc.get_objects()) if type(value) is ModuleType}
+    for module in there.values():
+        if isinstance(getattr(vars(module).get("__spec__"), "loader", None), ExtensionFileLoader):
+            _look_through(module)
+
+
+def _look_through(module: ModuleType) -> None:
+    if module.__name__.startswith(_NOT_FOREIGN):
+        return
+    for owner in _owners_in(module):
+        for name, value in list(vars(owner).items()):
+            is_static = isinstance(value, staticmethod)
+            function = value.__func__ if is_static else value
+            if _is_of_c(function) and _HAS_TENSORS.search(function.__doc__ or ""):
+                _found.append(_Function(owner, name, is_static))
+                for tell in list(_told):
+                    tell(_found[-1])
 
 
 def _owners_in(module: ModuleType) -> Iterator[Any]:
@@ -77,3 +115,8 @@ def _owners_in(module: ModuleType) -> Iterator[Any]:
             yield value
         elif isinstance(value, ModuleType) and value.__name__.startswith(f"{module.__name__}."):
             yield from _owners_in(value)
+
+
+def _is_of_c(value: Any) -> bool:
+    """Whether it is a function, or a method, as pybind11 makes them."""
+    return isinstance(value, BuiltinFunctionType) or type(value).__name__ == "instancemethod"
