@@ -314,7 +314,7 @@ def attach() -> None:
 def pinned(tensor_or_module: Any) -> AbstractContextManager[None]:
     """Inside this ``with`` block a tensor, the tensors of a module, or of a list or dict of them, stay on the device.
 
-    There, functions that LMS does not see may read and write them: an extension's in C++, say.
+    There, functions that LMS does not see may read and write them: those of a library that is called by ctypes, say.
 
     Raises:
         UsageError: there is no tensor in it.
@@ -326,8 +326,8 @@ def pinned(tensor_or_module: Any) -> AbstractContextManager[None]:
 def touched(*tensors: Any) -> None:
     """``tensors``, modules, or lists or dicts of them, have been written by what LMS does not see.
 
-    Not needed for what operations write, and kernels of Triton, nor inside ``pinned``. Without it the next eviction may
-    bring back what a tensor was before.
+    Not needed for what operations write, kernels of Triton, and functions of pybind11's, nor inside ``pinned``. Without
+    it the next eviction may bring back what a tensor was before.
 
     Raises:
         UsageError: there are none; or one is not on the device, or others are recomputed from it: pin it before.
