@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -18,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 import torch_lms
 from tests.pieces_calls import CALLS, aten, rand, rows
+from tests.ways import IS_NATIVE
 from torch_lms.capture.pieces import copies, elements, proof, run, tiles
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
@@ -136,6 +139,29 @@ def test_a_tensor_larger_than_the_limit_is_born_in_pieces(name: str, ran: list[s
         lms.validate()
     assert name in ran
     assert same_bits(found, [expected, expected[5:7].sum(), torch.tensor(limit // 5.0)])
+
+
+FIRST_OF_ALL = """
+import resource
+import torch, torch_lms
+from torch_lms.machine.memory import read_host_memory
+
+MB = 10**6
+torch.ones(64, 64) @ torch.ones(64, 64)
+with torch_lms.session(limit=100 * MB, device="cpu"):
+    torch.ones(1000).sum()
+    allowed = read_host_memory().data_used + 150 * MB
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
+    large = torch.full((50 * MB,), 0.5)
+    print(large[1001:2001].sum().item(), torch_lms.stats().peak_resident_bytes <= 100 * MB)
+    del large
+"""
+
+
+@pytest.mark.skipif(not IS_NATIVE, reason="without the native interposer a tensor without memory has it for a moment")
+def test_a_tensor_larger_than_memory_of_which_nobody_has_asked_how_large_it_is() -> None:
+    ended = subprocess.run([sys.executable, "-c", FIRST_OF_ALL], capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "500.0 True\n", ended.stderr
 
 
 TOGETHER: dict[str, Callable[[], Any]] = {
@@ -327,6 +353,16 @@ def test_views(name: str, in_tiles: tuple[Tensor, Tensor]) -> None:
     assert shown.stride() == VIEWS[name](expected).stride()
     assert same_bits([shown.clone()], [VIEWS[name](expected).clone()])
     assert same_bits([(shown + 1).clone()], [VIEWS[name](expected) + 1])
+
+
+@pytest.mark.parametrize(("channel", "row"), [(0, 0), (0, 3), (2, 9), (5, 8)])
+def test_a_part_is_taken_from_its_tiles_wherever_it_begins(
+    channel: int, row: int, in_tiles: tuple[Tensor, Tensor]
+) -> None:
+    y, expected = in_tiles
+    shown, its = (whole[0, channel, row : row + 30] for whole in (y, expected))
+    assert same_bits([shown @ shown.t(), shown.sum(), shown.cumsum(1)], [its @ its.t(), its.sum(), its.cumsum(1)])
+    assert is_in_tiles(y)
 
 
 READS: dict[str, Shown] = {

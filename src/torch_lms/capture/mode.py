@@ -35,6 +35,7 @@ from torch_lms.capture.tensors import (
     wrappers_among,
 )
 from torch_lms.capture.undo import Undo, generator_of, snapshot
+from torch_lms.errors import WorkingSetError
 
 FILLED_UNSEEN = 64 << 10
 """PyTorch fills empty tensors that it has made from lists in C++, unseen; they are smaller than this (N12)."""
@@ -256,7 +257,7 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         op = _Op(info.name, self._find, func, info, args, kwargs, entries, self.tiles.is_working)
         if not self._owner.tight(entries):
-            return self._execute(op)
+            return self._execute_or_cut(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None
         limit = self._owner.room_for_one_op(entries)
@@ -268,6 +269,18 @@ class LmsMode(TorchDispatchMode):
         if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
             self._sizes.learn(func, info, args, kwargs, made)
         return result
+
+    def _execute_or_cut(self, op: "_Op") -> Any:
+        """Run it, where nobody has asked what it needs; in pieces, if that is more than there is."""
+        try:
+            return self._execute(op)
+        except WorkingSetError:
+            if op.info.writes or op.info.seeded:
+                raise  # it may have written half, or drawn some
+            limit = self._owner.room_for_one_op(op.entries)
+            if (result := self.large.run(op.func, op.info, op.args, op.kwargs, limit)) is NOT_CUT:
+                raise
+            return result
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info

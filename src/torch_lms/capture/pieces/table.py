@@ -249,17 +249,23 @@ class TileTable:
     def part_as_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` itself; a copy, if it shows a part of what is in tiles, so that the rest need not come.
 
-        A copy begins at the start of its memory, and is neither conjugated nor negated lazily. Where ``tensor`` is not
-        so, all comes.
+        A copy begins as far behind what memory is aligned to as ``tensor``: bits may depend on that. It is neither
+        conjugated nor negated lazily; where ``tensor`` is, all comes.
         """
         with self.settled:
             tiles = self._tiles.get(untyped_storage(tensor)) if has_storage(tensor) else None
             view = View.or_none(tensor, tiles)
-            if view is None or view.is_all or misalignment(tensor) or not is_unadorned(tensor):
+            if view is None or view.is_all or not is_unadorned(tensor):
                 return tensor
             with self.working(), self.seen():
                 copy = view.read({})
-                return copy.as_strided(tensor.shape, tensor.stride()) if has_order(tensor, order_of(tensor)) else copy
+                if has_order(tensor, order_of(tensor)):
+                    copy = copy.as_strided(tensor.shape, tensor.stride())
+                begin = misalignment(tensor)
+                if misalignment(copy) == begin:
+                    return copy
+                memory = torch.empty(begin + span(copy), dtype=copy.dtype, device=copy.device)
+                return memory.as_strided(copy.shape, copy.stride(), begin).copy_(copy)
 
     def parts_as_copies(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """``args``, of which each tensor is taken as ``part_as_copy``."""
