@@ -70,3 +70,17 @@ def test_a_result_larger_than_the_device(device: torch.device, module: ModuleTyp
         assert lms.stats().in_pieces >= 5
         del y
     assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_the_first_operation_makes_more_than_the_device_holds(
+    is_copied: bool, device: torch.device, module: ModuleType
+) -> None:
+    x = torch.full((64, 2048), 0.5)  # 512 KiB
+    module.set_capacity(300 << 10, 0)
+    with torch_lms.session(limit=200 << 10, min_size=MIN_SIZE) as lms:
+        y = x.to(device) if is_copied else torch.full((64, 2048), 0.5, device=device)
+        found = [y.relu().cpu(), y[7, 5:2001].sum().cpu()]
+        assert lms.stats().peak_resident_bytes <= 200 << 10
+        del y
+    assert same_bits(found, [x, torch.tensor(998.0)])
