@@ -214,3 +214,31 @@ class _Weight(nn.Parameter):
 def test_what_needs_all_parameters_stays_whole(make: Callable[[], optim.Optimizer]) -> None:
     optimizer = make()
     assert OptimizerRuns(lambda _: 1).split(optimizer) is optimizer
+
+
+def _step_compiled(steps: int) -> tuple[int, list[torch.Tensor]]:
+    """How often something was compiled, and the weights."""
+    compiled = []
+
+    def counted(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(SIDE, SIDE) for _ in range(6)))
+    optimizer = optim.Adam(model.parameters())
+    step = torch.compile(lambda: optimizer.step(), backend=counted)
+    for _ in range(steps):
+        model(torch.randn(8, SIDE)).square().mean().backward()
+        step()
+        optimizer.zero_grad()
+    return len(compiled), list(model.parameters())
+
+
+def test_a_step_that_is_compiled_is_so_no_more_often() -> None:
+    count, expected = _step_compiled(5)
+    with torch_lms.session(limit=6 * PAGE, min_size=1024, device="cpu"):
+        found_count, found = _step_compiled(5)
+    assert found_count == count > 0
+    assert all(map(torch.equal, found, expected))

@@ -58,7 +58,7 @@ class OptimizerRuns:
 
         It is the optimizer itself, or one that shares its state and has the same parameters in more groups.
         """
-        if torch.compiler.is_compiling() or not _is_known(optimizer):
+        if torch.compiler.is_compiling() or _may_be_compiled() or not _is_known(optimizer):
             return optimizer
         known = self._runs.setdefault(optimizer, {})
         groups: list[Group] = []
@@ -98,6 +98,11 @@ class OptimizerRuns:
         if any(p.grad is not None and p.grad.is_sparse for p in parameters):
             return None
         return limit
+
+
+def _may_be_compiled() -> bool:
+    """Whether Dynamo looks at what the calling thread calls: it would compile the step of each other optimizer anew."""
+    return callable(torch._C._dynamo.eval_frame.get_eval_frame_callback())
 
 
 def _is_known(optimizer: Optimizer) -> bool:
