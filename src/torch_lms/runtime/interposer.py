@@ -27,12 +27,10 @@ class Interposer(ABC):
     def __init__(self) -> None:
         self.asides = Asides()
 
-    def attach(self) -> bool:
-        """The calling thread's operations pass from now on. Whether they did not before."""
-        is_new = self._attach()
-        if is_new:
-            self.asides.thread_begins()
-        return is_new
+    def attach(self) -> None:
+        """The calling thread's operations pass from now on."""
+        self._attach()
+        self.asides.thread_begins()
 
     def detach(self) -> None:
         """They do not any more."""
@@ -42,7 +40,9 @@ class Interposer(ABC):
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Inside, the calling thread's operations pass."""
-        is_new = self.attach()
+        is_new = self._attach()
+        if is_new:
+            self.asides.thread_begins()
         try:
             yield
         finally:
@@ -54,7 +54,8 @@ class Interposer(ABC):
         self.asides.step_ends()
 
     @abstractmethod
-    def _attach(self) -> bool: ...
+    def _attach(self) -> bool:
+        """Whether they did not pass before."""
 
     @abstractmethod
     def _detach(self) -> None: ...
