@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from shares import trained
+from torch import nn
 from torch.autograd import Function
 from torch.utils import cpp_extension
 
@@ -44,8 +46,9 @@ def nothing_stays_that_may_leave() -> Iterator[Lms]:
 def loaded(request: pytest.FixtureRequest, before: ModuleType, lms: Lms) -> Any:
     if request.param == "before":
         return before
-    loader = ExtensionFileLoader("foreign", str(before.__file__))
-    spec = spec_from_loader("foreign", loader)
+    name = before.__name__  # with a number, where it was built before
+    loader = ExtensionFileLoader(name, str(before.__file__))
+    spec = spec_from_loader(name, loader)
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
@@ -98,7 +101,7 @@ class _Scaled(Function):
 def test_in_a_training_under_a_share_of_its_demand(before: Any, is_compiled: bool) -> None:
     def train() -> list[torch.Tensor]:
         torch.manual_seed(0)
-        weights = [torch.randn(200, 200, requires_grad=True) for _ in range(6)]
+        weights = nn.ParameterList([torch.randn(200, 200) for _ in range(6)])
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             for weight in weights:
@@ -106,15 +109,7 @@ def test_in_a_training_under_a_share_of_its_demand(before: Any, is_compiled: boo
             return x.square().mean()
 
         called = torch.compile(forward, backend="eager") if is_compiled else forward
-        optimizer = torch.optim.Adam(weights)
-        losses = []
-        for _ in range(6):
-            loss = called(torch.randn(200, 200))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-        return [*losses, *weights]
+        return trained(weights, torch.optim.Adam(weights.parameters()), lambda: called(torch.randn(200, 200)), 6)
 
     expected = train()
     with torch_lms.session(limit="1.5MB", min_size=1024, device="cpu") as lms:

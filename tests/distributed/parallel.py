@@ -45,11 +45,7 @@ def by_halves(device: torch.device) -> list[torch.Tensor]:
     model = nn.Sequential(*(Block() for _ in range(3))).to(device)
     for block in model:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(STEPS):
-        mse_loss(model(torch.randn(BATCH, WIDTH, device=device)), torch.ones(BATCH, WIDTH, device=device)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    take_steps(model, torch.optim.AdamW(model.parameters()), device)
     return [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
 
 
@@ -74,11 +70,16 @@ def with_sharded_state(rank: int, device: torch.device) -> list[torch.Tensor]:
     model.register_comm_hook(None, fp16_compress_hook)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
     torch.manual_seed(1 + rank)
+    take_steps(model, optimizer, device)
+    return list(model.parameters())
+
+
+def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """STEPS of them."""
     for _ in range(STEPS):
-        model(torch.randn(BATCH, WIDTH, device=device)).square().mean().backward()
+        mse_loss(model(torch.randn(BATCH, WIDTH, device=device)), torch.ones(BATCH, WIDTH, device=device)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return list(model.parameters())
 
 
 if __name__ == "__main__":

@@ -100,11 +100,12 @@ def _look_through(module: ModuleType) -> None:
     for owner in _owners_in(module):
         for name, value in list(vars(owner).items()):
             is_static = isinstance(value, staticmethod)
-            function = value.__func__ if is_static else value
-            if _is_of_c(function) and _HAS_TENSORS.search(function.__doc__ or ""):
-                _found.append(_Function(owner, name, is_static))
+            called = value.__func__ if is_static else value
+            if _is_of_c(called) and _HAS_TENSORS.search(called.__doc__ or ""):
+                function = _Function(owner, name, is_static)
+                _found.append(function)
                 for tell in list(_told):
-                    tell(_found[-1])
+                    tell(function)
 
 
 def _owners_in(module: ModuleType) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
@@ -339,8 +339,8 @@ class RawPatches:
 
     def _calling(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of another library's may write whatever it is given, and fill what it makes."""
-        given = tensors_within((args, kwargs))
-        with self._holding(given, given):
+        given = self._known(tensors_within((args, kwargs)))
+        with self._touching(given, written=True), self._told.keeping(may_write=True):
             return call(*args, **kwargs)
 
     def _making(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -370,7 +370,7 @@ class RawPatches:
                 self._borrowers.borrow = before
 
     @contextmanager
-    def _holding(self, values: Sequence[Any], written: list[Any]) -> Iterator[None]:
+    def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:
         entries = self._known(values)
         changed = self._known(written)
         unchanged = [entry for entry in entries if entry not in changed]

@@ -14,7 +14,7 @@ from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
 
-_OF_ONE_NUMBER = {"zeros": 0, "ones": 1, "full": None}
+_OF_ONE_NUMBER: dict[str, Any] = {"zeros": 0, "ones": 1, "full": None}
 
 COPIES = frozenset({TO, *(f"aten::{name}" for name in ("clone", "copy_", "fill_", "zero_"))})
 """Operators that treat each element by itself, though no tag says so. They compute nothing."""
@@ -36,9 +36,7 @@ def constant(job: Job) -> Any:
         return NOT_CUT  # tensors without bytes do not tell the strides of dimensions of size 1
     if like.layout is not torch.strided or job.given.get("pin_memory"):
         return NOT_CUT
-    value = CONSTANTS[job.info.packet]
-    if value is None:
-        value = job.given["fill_value"]
+    value = job.given.get("fill_value", CONSTANTS[job.info.packet])
     (gathered,) = job.gathered()
     with job.table.seen():
         for region in regions_of(slabs_of(like, job.target // like.itemsize)):

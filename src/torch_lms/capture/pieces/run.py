@@ -102,8 +102,7 @@ class Pieces:
         if room.limit < _MIN_PIECE * self._owner.min_size:
             return NOT_CUT
         tensors = [leaf for leaf in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(leaf, torch.Tensor)]
-        is_made_of_tensors = bool(tensors) or info.packet in copies.CONSTANTS
-        if not is_made_of_tensors or not all(map(self.is_bare, tensors)):
+        if not (tensors or info.packet in copies.CONSTANTS) or not all(map(self.is_bare, tensors)):
             return NOT_CUT
         target = result_device(args, kwargs)
         devices = {target, *(tensor.device for tensor in tensors if tensor.dim())}
