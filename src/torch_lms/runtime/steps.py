@@ -25,9 +25,10 @@ _APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
 
 class StepHooks:
     """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded, if
-    the module has parameters and pages took part. Optimizers that step in a backward pass, one for each parameter, make
-    one step together: that ends with the pass. So do modules of which several are called in turns, as layers that no
-    other module holds together: that ends where one of them is called again.
+    the module has parameters and pages took part. Where an optimizer evaluates its closure again and again, as
+    ``LBFGS`` does, a step ends before each evaluation but the first. Optimizers that step in a backward pass, one for
+    each parameter, make one step together: that ends with the pass. So do modules of which several are called in turns,
+    as layers that no other module holds together: that ends where one of them is called again.
 
     Args:
         step: called at each boundary.
@@ -91,7 +92,27 @@ class StepHooks:
             self._adopt([p for group in optimizer.param_groups for p in group["params"]])
             self._adopt(_state_of(optimizer))
         self._foreign.begins(optimizer)
+        if len(args) > 1:
+            args = (optimizer, self._in_steps(args[1]), *args[2:])
+        if "closure" in kwargs:
+            kwargs = {**kwargs, "closure": self._in_steps(kwargs["closure"])}
         return (self._runs.split(optimizer), *args[1:]), kwargs
+
+    def _in_steps(self, closure: Any) -> Any:
+        """``closure``, for one call of an optimizer's ``step``: each evaluation but the first begins a step."""
+        if not callable(closure):
+            return closure
+        is_first = True
+
+        @wraps(closure)
+        def evaluated() -> Any:
+            nonlocal is_first
+            if not is_first:
+                self._step()
+            is_first = False
+            return closure()
+
+        return evaluated
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._foreign.ends()
