@@ -14,6 +14,9 @@ CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
 TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """All minor versions that pyproject.toml allows."""
 
+PYTHON = ("3.12", "3.13", "3.14")
+"""Those after the one that CI takes."""
+
 OPTIMIZERS = ("torchao", "bitsandbytes", "lion-pytorch", "schedulefree", "prodigyopt")
 """Packages of optimizers that trainings take beside those of ``torch.optim``."""
 
@@ -62,6 +65,13 @@ def torch_versions(session: nox.Session, torch: str) -> None:
     session.install(f"torch=={torch}.*", "-e", ".[dev]")
     session.run("python", "-m", "tests.versions", *session.posargs)
     shutil.rmtree(session.virtualenv.location)
+
+
+@nox.session(name="python-versions", python=PYTHON)
+def python_versions(session: nox.Session) -> None:
+    """All tests of the CPU, on another Python than CI's; one that is not installed is passed over."""
+    install(session, "-e", ".[all]")
+    session.run("python", "-m", "pytest", "-n", "auto", "tests/pure", "tests/cpu", "tests/contracts", *session.posargs)
 
 
 @nox.session

@@ -124,6 +124,14 @@ def test_another_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch_lms.is_enabled()
 
 
+def test_in_python_without_a_global_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", "python")
+    with pytest.raises(torch_lms.UnsupportedError, match="PYTHON_GIL=1"):
+        torch_lms.enable()
+    assert not torch_lms.is_enabled()
+
+
 @needs_native
 def test_two_processes_build_it_once(tmp_path: Path) -> None:
     """The second waits for the first. The compiler here takes a while, and copies what another has made."""

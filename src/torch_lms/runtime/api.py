@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from torch_lms.engine import Kind
-from torch_lms.errors import SessionError, UsageError
+from torch_lms.errors import SessionError, UnsupportedError, UsageError
 from torch_lms.live import Reading, Server
 from torch_lms.native import Native, load
 from torch_lms.policy import Plan
@@ -401,6 +401,12 @@ def _interposer() -> load.Found:
     found = load.find()
     if found.native is None and found.is_surprising:
         load.say_once(found.reason)
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise UnsupportedError(
+            "expected a Python whose threads run one at a time; this one is free-threaded, and LMS was not made for "
+            "that. Start it with PYTHON_GIL=1, or have the native interposer (torch-lms doctor --build), with which "
+            "Python does so by itself"
+        )
     return found
 
 
