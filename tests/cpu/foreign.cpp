@@ -1,8 +1,8 @@
 // A library of functions that are given tensors, and use their memory as kernels do: no operation shows it.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/utils/pybind.h>
 
 namespace {
@@ -32,8 +32,8 @@ struct Table {
       rows.data_ptr<float>()[index] = given.const_data_ptr<float>()[index];
   }
   static at::Tensor ones(int64_t count) {
-    at::Tensor made = at::empty({count}, at::kFloat);
-    for (int64_t index = 0; index < count; ++index) made.data_ptr<float>()[index] = 1;
+    at::Tensor made = at::zeros({count}, at::kFloat);
+    for (int64_t index = 0; index < count; ++index) made.data_ptr<float>()[index] += 1;
     return made;
   }
 };

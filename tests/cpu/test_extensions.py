@@ -85,6 +85,16 @@ def test_an_object_keeps_what_it_is_given(foreign: Any, lms: Lms) -> None:
     assert ones.sum() == LENGTH
 
 
+def test_what_it_makes_is_whole_though_it_needs_more_than_the_limit(before: Any) -> None:
+    with torch_lms.session(limit=2 * LENGTH, min_size=1024, device="cpu") as lms:
+        kept = torch.ones(LENGTH // 2 - 1024)  # room is short
+        assert before.Table.ones(LENGTH)[-5:].tolist() == [1.0] * 5
+        assert torch.zeros(LENGTH)[-5:].tolist() == [0.0] * 5
+        assert lms.stats().in_pieces == 1
+        assert kept[-1] == 1
+        lms.validate()
+
+
 class _Scaled(Function):
     @staticmethod
     def forward(ctx: Any, foreign: Any, x: torch.Tensor) -> torch.Tensor:

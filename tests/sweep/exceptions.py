@@ -21,6 +21,8 @@ UNREPEATABLE = {
 SHARED_UNSAID = {
     "aten::_sparse_coo_tensor_with_dims_and_tensors": "its result holds the very indices and values given, which stay "
     "the same pages",
+    "aten::set_.source_Storage": "the tensor has the given storage from then on, and so its page",
+    "aten::set_.source_Storage_storage_offset": "the tensor has the given storage from then on, and so its page",
 }
 """Operators whose results share an argument's storage without their schema saying so, and why that does no harm."""
 

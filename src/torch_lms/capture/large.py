@@ -1,7 +1,8 @@
 """Operations that need more than the limit by themselves, or have arguments in tiles (N10, N27)."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import local
 from typing import Any
 
 import torch
@@ -54,6 +55,17 @@ class LargeOperations:
         self._execute = execute
         self._was_squeezed = is_squeezed
         self._is_squeezed = False
+        self._local = local()
+
+    @contextmanager
+    def kept_whole(self) -> Iterator[None]:
+        """Inside, this thread's operations run as a whole: their results may be reached by addresses."""
+        before = getattr(self._local, "is_whole", False)
+        self._local.is_whole = True
+        try:
+            yield
+        finally:
+            self._local.is_whole = before
 
     def step_ended(self) -> None:
         """The step is over."""
@@ -110,6 +122,8 @@ class LargeOperations:
         limit: int,
         shape_only: int = -1,
     ) -> Any:
+        if getattr(self._local, "is_whole", False):
+            return NOT_CUT
         new_bytes = self._new_bytes(func, info, args, kwargs)
         return self._pieces.run(func, info, args, kwargs, self._room(limit), new_bytes, shape_only)
 

@@ -245,7 +245,7 @@ class PageOwner(ABC):
 
     @abstractmethod
     def keeping(self, may_write: bool) -> AbstractContextManager[None]:
-        """Inside, pages that this thread makes stay on the device. ``may_write``: they may be written unseen."""
+        """Inside, what this thread makes stays on the device, and whole. ``may_write``: it may be written unseen."""
 
     @abstractmethod
     def resized(self, entry: Entry, is_freed: bool = False) -> None:

@@ -425,7 +425,7 @@ class Session(PageOwner):
     @contextmanager
     def keeping(self, may_write: bool) -> Iterator[None]:
         try:
-            with self._holds.keeping(may_write):
+            with self._holds.keeping(may_write), self.mode.large.kept_whole():
                 self._watch_all()
                 yield
         finally:
