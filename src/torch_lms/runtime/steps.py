@@ -1,15 +1,13 @@
 """Where one training step ends and the next begins (N14)."""
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd import Function, Variable
+from torch.autograd import Variable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.capture.optimizer_runs import OptimizerRuns
@@ -18,9 +16,6 @@ from torch_lms.runtime.keras_hooks import KerasHooks
 
 _NO_PASS = -1
 """PyTorch's number of the backward pass where there is none."""
-
-_APPLY = getattr(getattr(Function.apply, "__func__", None), "__code__", None)
-"""What calls the forward of every function of autograd's; None if that is not written in Python any more."""
 
 
 class StepHooks:
@@ -191,10 +186,8 @@ def _is_in_autograd() -> bool:
     """
     if torch._C._current_graph_task_id() != _NO_PASS:
         return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _APPLY:
-        frame = frame.f_back
-    return frame is not None
+    # Such a forward switches forward-mode derivatives off. So does inference mode, and nothing else that is common.
+    return not torch._C._is_fwd_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 def _has_parameters(module: torch.nn.Module) -> bool:
