@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 
 INSIDE_PYTORCH = (
+    "tests/cpu/test_closures.py",
     "tests/cpu/test_compat.py",
     "tests/cpu/test_compiled.py",
     "tests/cpu/test_compiler.py",
+    "tests/cpu/test_extensions.py",
     "tests/cpu/test_fake_trace.py",
     "tests/cpu/test_features.py",
     "tests/cpu/test_features_autograd.py",
@@ -30,9 +32,12 @@ INSIDE_PYTORCH = (
     "tests/cpu/test_found_by_pytorch.py",
     "tests/cpu/test_native.py",
     "tests/cpu/test_native_recompute.py",
+    "tests/cpu/test_optimizer_runs.py",
     "tests/cpu/test_pieces.py",
     "tests/cpu/test_raw_access.py",
+    "tests/cpu/test_roads.py",
     "tests/cpu/test_schema.py",
+    "tests/cpu/test_session.py",
     "tests/cpu/test_sizes.py",
     "tests/cpu/test_torch_version.py",
 )
