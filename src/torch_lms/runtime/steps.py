@@ -100,12 +100,12 @@ class StepHooks:
         is_first = True
 
         @wraps(closure)
-        def evaluated() -> Any:
+        def evaluated(*args: Any, **kwargs: Any) -> Any:
             nonlocal is_first
             if not is_first:
                 self._step()
             is_first = False
-            return closure()
+            return closure(*args, **kwargs)
 
         return evaluated
 
