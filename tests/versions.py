@@ -89,14 +89,15 @@ def main(write: bool, workers: int) -> None:
 
 
 def pytest(tests: tuple[str, ...], *options: str) -> tuple[str, bool]:
-    """Run ``tests``. Returns what came of them, for a cell of the table, and whether none failed."""
+    """Run ``tests``. Returns what came of them, for a cell of the table, and whether some passed and none failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *options, *tests]
         code = subprocess.run(command, cwd=ROOT).returncode
         if not report.exists():
             return f"ended with {code}", False
-        return counted(report.read_text()), code == 0
+        ended = counted(report.read_text())
+        return ended, code == 0 and "passed" in ended
 
 
 def counted(report: str) -> str:

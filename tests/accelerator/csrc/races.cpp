@@ -100,8 +100,10 @@ void use(Range& range, const Place& now, const Clock& clock) {
     return;
   }
   check_whole(range.writes);
-  std::erase_if(range.reads, [&](const Place& one) { return one.queue == now.queue; });
-  range.reads.push_back(now);
+  auto& reads = range.reads;  // in C++17, as PyTorch 2.11 has its extensions compiled
+  const auto is_older = [&](const Place& one) { return one.queue == now.queue; };
+  reads.erase(std::remove_if(reads.begin(), reads.end(), is_older), reads.end());
+  reads.push_back(now);
 }
 
 void use(const Use& its, const Place& now, const Clock& clock) {
