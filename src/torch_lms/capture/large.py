@@ -1,14 +1,14 @@
 """Operations that need more than the limit by themselves, or have arguments in tiles (N10, N27)."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from threading import local
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture import split
+from torch_lms.capture.inside import Inside
 from torch_lms.capture.pieces.job import NOT_CUT, Execute
 from torch_lms.capture.pieces.run import Pieces, Room
 from torch_lms.capture.pieces.table import TileTable
@@ -55,17 +55,11 @@ class LargeOperations:
         self._execute = execute
         self._was_squeezed = is_squeezed
         self._is_squeezed = False
-        self._local = local()
+        self._keeps_whole = Inside()
 
-    @contextmanager
-    def kept_whole(self) -> Iterator[None]:
+    def kept_whole(self) -> AbstractContextManager[None]:
         """Inside, this thread's operations run as a whole: their results may be reached by addresses."""
-        before = getattr(self._local, "is_whole", False)
-        self._local.is_whole = True
-        try:
-            yield
-        finally:
-            self._local.is_whole = before
+        return self._keeps_whole.block()
 
     def step_ended(self) -> None:
         """The step is over."""
@@ -122,7 +116,7 @@ class LargeOperations:
         limit: int,
         shape_only: int = -1,
     ) -> Any:
-        if getattr(self._local, "is_whole", False):
+        if self._keeps_whole.now:
             return NOT_CUT
         new_bytes = self._new_bytes(func, info, args, kwargs)
         return self._pieces.run(func, info, args, kwargs, self._room(limit), new_bytes, shape_only)

@@ -1,8 +1,7 @@
 """The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -12,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_lms.capture.call import Find, Record, Recorded, can_be_repeated
 from torch_lms.capture.collectives import finish_of
+from torch_lms.capture.inside import Inside
 from torch_lms.capture.large import LargeOperations
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
 from torch_lms.capture.pieces.job import NOT_CUT
@@ -81,21 +81,16 @@ class LmsMode(TorchDispatchMode):
         self._find = owner.find
         self._sizes = Sizes(self._may_be_page)
         self._searches = Firsts()
-        self._left_out = threading.local()
+        self._left_out = Inside()
+        self._dispatches = Inside()
         self._seen = seen or (lambda: self)
         self.tiles = TileTable(owner, self._seen, alias or alias_by_memory)
         self.pieces = Pieces(owner, self.tiles, self._run_part, proofs or Proofs(None))
         self.large = LargeOperations(self.tiles, self.pieces, self._seen, self._nbytes, self._new_bytes, self._run_part)
 
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
+    def left_out(self) -> AbstractContextManager[None]:
         """Inside, this thread's operations pass unseen."""
-        before = getattr(self._left_out, "now", False)
-        self._left_out.now = True
-        try:
-            yield
-        finally:
-            self._left_out.now = before
+        return self._left_out.block()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -150,12 +145,12 @@ class LmsMode(TorchDispatchMode):
 
     def _is_watching(self) -> bool:
         """Whether this thread's operations are seen now."""
-        return self._owner.active and not getattr(self._left_out, "now", False)
+        return self._owner.active and not self._left_out.now
 
     def _let_dispatch(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each takes itself apart, and its parts come back here: but those with bytes of their own may do it unseen."""
-        if getattr(self._left_out, "once", False):
-            self._left_out.once = False
+        if self._dispatches.now:
+            self._dispatches.now = False  # for this call alone
             return NotImplemented
         with no_torch_function():
             own = self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)])
@@ -165,7 +160,7 @@ class LmsMode(TorchDispatchMode):
             used = self._entries(tensors_within((args, kwargs)))
         self._owner.begin(RawUse(str(func), is_regular=False), used, 0)
         try:
-            self._left_out.once = True
+            self._dispatches.now = True
             with self:
                 result = func(*args, **kwargs)
             with no_torch_function():
@@ -174,7 +169,7 @@ class LmsMode(TorchDispatchMode):
                     self._owner.export(kept, "kept by PyTorch")
             return result
         finally:
-            self._left_out.once = False
+            self._dispatches.now = False
             self._owner.end(used, used)
 
     def _passes(

@@ -5,7 +5,6 @@ the whole training step, in regions that each must fit on the device with all th
 """
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torch_lms.capture.inside import Inside
 from torch_lms.capture.patches import Patches
 from torch_lms.import_hooks import once_imported
 
@@ -34,7 +34,7 @@ class KerasHooks:
     def __init__(self, step: Callable[[], None], adopt: Callable[[list[torch.Tensor]], None]) -> None:
         self._step, self._adopt = step, adopt
         self._adopted: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._inside = threading.local()
+        self._inside = Inside()
         self._has_warned = False
         self._patches = Patches()
 
@@ -66,14 +66,11 @@ class KerasHooks:
 
         @wraps(apply)
         def watched(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "now", False):  # an optimizer that wraps another, or calls its superclass
+            if inside.now:  # an optimizer that wraps another, or calls its superclass
                 return apply(optimizer, *args, **kwargs)
             self._adopt_from(optimizer)
-            inside.now = True
-            try:
+            with inside.block():
                 result = apply(optimizer, *args, **kwargs)
-            finally:
-                inside.now = False
             self._step()
             return result
 

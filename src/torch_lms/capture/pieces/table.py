@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.call import Record
+from torch_lms.capture.inside import Inside
 from torch_lms.capture.page_owner import Use
 from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.tiles import Grid, Tiles, copied, has_order, is_dense, order_of, part
@@ -91,7 +92,7 @@ class TileTable:
         self._tiles: weakref.WeakKeyDictionary[torch.UntypedStorage, Tiles] = weakref.WeakKeyDictionary()
         self._moving: set[torch.UntypedStorage] = set()
         self._lock = threading.RLock()
-        self._local = threading.local()
+        self._working = Inside()
 
     def can_alias(self, device: torch.device) -> bool:
         """Whether tensors of ``device`` can be made whose storage is empty, so that they can be in tiles."""
@@ -123,18 +124,13 @@ class TileTable:
     @property
     def is_working(self) -> bool:
         """Whether the calling thread works for the table: what it does then is not cut once more."""
-        return getattr(self._local, "is_working", False)
+        return self._working.now
 
     @contextmanager
     def working(self) -> Iterator[None]:
         """Inside, the calling thread does."""
-        before = self.is_working
-        with self._lock, torch.no_grad():
-            self._local.is_working = True
-            try:
-                yield
-            finally:
-                self._local.is_working = before
+        with self._lock, torch.no_grad(), self._working.block():
+            yield
 
     @property
     def settled(self) -> AbstractContextManager[Any]:
