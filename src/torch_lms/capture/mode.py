@@ -107,10 +107,10 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         """See ``run``. Tensors that dispatch by themselves take themselves apart."""
         kwargs = kwargs or {}
-        if types and self._is_watching() and (wrappers := wrappers_among((*args, *kwargs.values()))):
+        if types and self._is_watching() and wrappers_among((*args, *kwargs.values())):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
-            return self._let_dispatch(wrappers, func, args, kwargs)
+            return self._let_dispatch(func, args, kwargs)
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,18 +147,36 @@ class LmsMode(TorchDispatchMode):
         """Whether this thread's operations are seen now."""
         return self._owner.active and not self._left_out.now
 
-    def _let_dispatch(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entry]:
+        """Hold the pages that ``func`` uses while its tensors dispatch by themselves, until they are ``let_go``.
+
+        Returns:
+            The pages; none if no such tensor has bytes of its own. Those that have stay on the device from now on.
+        """
+        if not self._is_watching() or _is_traced():
+            return []
+        with no_torch_function():
+            own = self._entries(list(filter(has_bytes, wrappers_among((*args, *kwargs.values())))))
+            if not own:
+                return []
+            self._owner.export(own, "a dispatch of its own")
+            used = self._entries(tensors_within((args, kwargs)))
+        self._owner.begin(RawUse(str(func), is_regular=False), used, 0)
+        return used
+
+    def let_go(self, held: list[Entry]) -> None:
+        """They are used unseen no more."""
+        if held:
+            self._owner.end(held, held)
+
+    def _let_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each takes itself apart, and its parts come back here: but those with bytes of their own may do it unseen."""
         if self._dispatches.now:
             self._dispatches.now = False  # for this call alone
             return NotImplemented
-        with no_torch_function():
-            own = self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)])
-            if not own:
-                return NotImplemented
-            self._owner.export(own, "a dispatch of its own")
-            used = self._entries(tensors_within((args, kwargs)))
-        self._owner.begin(RawUse(str(func), is_regular=False), used, 0)
+        used = self.hold(func, args, kwargs)
+        if not used:
+            return NotImplemented
         try:
             self._dispatches.now = True
             with self:
@@ -170,7 +188,7 @@ class LmsMode(TorchDispatchMode):
             return result
         finally:
             self._dispatches.now = False
-            self._owner.end(used, used)
+            self.let_go(used)
 
     def _passes(
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -489,6 +489,8 @@ class Callbacks:
         self._owner = owner
         self.describe = described
         self.run = mode.run
+        self.hold = mode.hold
+        self.let_go = mode.let_go
         self.room_is_short = fast_path.room_is_short
         self.resized = fast_path.resized
         self.ended_pinned = fast_path.ended_pinned

@@ -5,6 +5,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <pthread.h>
 
@@ -28,6 +29,9 @@ constexpr c10::DispatchKeySet peculiar_keys({
     c10::DispatchKey::Functionalize,
     c10::DispatchKey::ZeroTensor,
 });
+
+// Whether `super().__torch_dispatch__` of a subclass closes our key, as it does Python's.
+constexpr bool super_closes_key = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13;
 
 constexpr size_t most_copied = 4096;  // without Python having counted the copies
 
@@ -366,10 +370,34 @@ bool Interposer::is_new_search(
 }
 
 // Before PyTorch 2.13 Python's key lies below ours, and its kernel closes all that lies above. So modes and subclasses are
-// called here, with our key left open: what they hand on comes here again.
+// called here, with our key left open: what they hand on comes here again. But what they hand to `super()` does not, which
+// closes our key, too: so tensors that dispatch by themselves and have bytes are held meanwhile.
 void Interposer::hand_to_modes(const c10::OperatorHandle& handle, torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_python_ - c10::DispatchKeySet(key_)};
-  (*getPyInterpreter())->dispatch(handle, stack);
+  const auto hand = [&] {
+    const c10::impl::ExcludeDispatchKeyGuard had_their_turn{above_python_ - c10::DispatchKeySet(key_)};
+    (*getPyInterpreter())->dispatch(handle, stack);
+  };
+  const auto holder = super_closes_key && are_dispatching_pages_among(handle, *stack) ? owner() : nullptr;
+  if (holder) {
+    holder->hold(handle, *stack, hand);
+  } else {
+    hand();
+  }
+}
+
+bool Interposer::are_dispatching_pages_among(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  std::lock_guard<std::mutex> held(lock);
+  bool are_any = false;
+  for (const auto& value : arguments_of(handle, stack)) {
+    every_tensor(value, [&](const at::Tensor& tensor) {
+      const auto& impl = *tensor.unsafeGetTensorImpl();
+      are_any = are_any ||
+          (is_strided(impl) && impl.key_set().has(c10::DispatchKey::Python) &&
+           pages.find(impl.unsafe_storage().unsafeGetStorageImpl()) != nullptr);
+      return true;
+    });
+  }
+  return are_any;
 }
 
 void Interposer::run_view(const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {

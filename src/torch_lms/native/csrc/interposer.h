@@ -63,6 +63,8 @@ class Owner {
   virtual Operator describe(const c10::OperatorHandle& op) = 0;
   // Runs an operation, on pages that may have to be brought back first.
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) = 0;
+  // Does `what`, during which an operation's tensors dispatch by themselves, and are used unseen.
+  virtual void hold(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const std::function<void()>& what) = 0;
   // The plan's operation at `position` begins, on these pages: has them there, and room for what it creates.
   virtual Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) = 0;
   // Whoever waits for another thread here, which may need the GIL, has it not.
@@ -236,6 +238,7 @@ class Interposer {
   const Operator& describe(const c10::OperatorHandle& op);
   bool is_new_search(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) const;
   void hand_to_modes(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  bool are_dispatching_pages_among(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
   void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   bool run_view_of_away(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
   void run_plain(const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack);

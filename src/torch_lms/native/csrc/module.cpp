@@ -118,7 +118,7 @@ void put_results(
   }
 }
 
-// The owner of the pages, as Python has it (`runtime/native_way.py`).
+// The owner of the pages, as Python has it (`Callbacks` in `runtime/native_interposer.py`).
 class PythonOwner : public Owner {
  public:
   explicit PythonOwner(py::object owner) : owner_(std::move(owner)) {}
@@ -146,6 +146,21 @@ class PythonOwner : public Owner {
     values.clear();  // Python holds no argument longer than the operation (N21)
     const py::handle function = torch::detail::getTorchApiFunction(op);
     put_results(op, stack, call("run", function, std::move(by_place), std::move(by_name)), given);
+  }
+
+  void hold(
+      const c10::OperatorHandle& op, const torch::jit::Stack& stack, const std::function<void()>& what) override {
+    py::gil_scoped_acquire gil;
+    auto [by_place, by_name] = as_called(op, torch::jit::last(stack, op.schema().arguments().size()).vec());
+    const py::handle function = torch::detail::getTorchApiFunction(op);
+    const py::object pages = call("hold", function, std::move(by_place), std::move(by_name));
+    try {
+      what();
+    } catch (...) {
+      call("let_go", pages);
+      throw;
+    }
+    call("let_go", pages);
   }
 
   Prepared prepare(int position, const std::vector<PageId>& pages, const std::vector<PageId>& writes) override {
