@@ -95,6 +95,43 @@ def test_2_an_optimizer_of_operations_is_held_at_most_once(limit: int) -> None:
         assert all(map(torch.equal, found, expected))
 
 
+class Starting(Foreign):
+    """Its first step makes twice as much state as it has parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["sum"], state["squares"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                state["sum"].add_(parameter.grad)
+                state["squares"].addcmul_(parameter.grad, parameter.grad)
+                parameter.addcdiv_(state["sum"], state["squares"].sqrt().add_(1e-8), value=-group["lr"])
+
+
+def test_2_what_it_makes_of_operations_stays_within_the_limit() -> None:
+    """Parameters and gradients fit under the limit, and leave no room for the state."""
+
+    def train(steps: int) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(8)))
+        optimizer = Starting(model.parameters())
+        for _ in range(steps):
+            model(torch.randn(16, 128)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    expected = train(steps=3)
+    layer = 128 * 128 * 4
+    with torch_lms.session(limit=17 * layer, min_size=4096) as lms:
+        found = train(steps=3)
+        assert lms.stats().peak_resident_bytes <= 17 * layer
+        lms.validate()
+    assert all(map(torch.equal, found, expected))
+
+
 def test_2_an_optimizer_that_fails_holds_nothing_any_more() -> None:
     class Failing(Plain):
         def step(self, closure: None = None) -> None:

@@ -2,8 +2,9 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -45,6 +46,14 @@ class Entry(weakref.ref[torch.UntypedStorage]):
     nbytes: int
     page: PageId
     engine: Engine
+
+
+_page_of: Callable[[Entry], PageId] = attrgetter("page")
+
+
+def pages_of(entries: Iterable[Entry]) -> tuple[PageId, ...]:
+    """Their numbers."""
+    return tuple(map(_page_of, entries))
 
 
 class Registry:

@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 
 from torch_lms.capture.call import Find, Recorded
-from torch_lms.capture.registry import Entry, storage_nbytes
+from torch_lms.capture.page_owner import Use
+from torch_lms.capture.registry import Entry, pages_of, storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.engine import Engine, Mark, PlanCache, Spent, Stretch
@@ -219,6 +220,30 @@ class DeviceBackend:
                 self.executor.drop(entry)
             raise
         self.recomputer.forget(entry.page)
+
+    def begin(self, op: Use, entries: list[Entry], new_bytes: int) -> None:
+        """``op`` begins on its ``entries`` here: tell the engine, and capture the call if it may be repeated."""
+        engine = self.engine
+        pages = pages_of(entries)
+        writes = pages_of(op.written(entries)) if engine.needs_writes else ()
+        if not op.is_regular:
+            engine.access_begins(pages, writes)
+            return
+        engine.op_begins(op, pages, new_bytes, writes)
+        if (position := engine.position_to_repeat) < 0:
+            return
+        try:
+            op.capture_call(self.record)
+        except BaseException:
+            engine.op_ends(pages, ())
+            raise
+        if op.call is not None:
+            self.recomputer.keep(position, op.call)
+
+    def unpinned_bytes(self, entries: list[Entry]) -> int:
+        """Of those of ``entries`` that nothing keeps here."""
+        book = self.engine.pager.book
+        return sum(entry.nbytes for entry in entries if not book[entry.page].pins)
 
     def use(self, pages: Sequence[PageId]) -> None:
         """See ``engine.Backend``."""

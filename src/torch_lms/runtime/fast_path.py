@@ -4,11 +4,11 @@ from collections.abc import Callable
 from threading import RLock, get_ident
 from typing import NamedTuple
 
-from torch_lms.capture.registry import Entry
+from torch_lms.capture.registry import Entry, pages_of
 from torch_lms.engine import Engine
 from torch_lms.policy import Counts
 from torch_lms.residency import PageId
-from torch_lms.runtime.page_table import PageTable, has_any_other_size, pages_of
+from torch_lms.runtime.page_table import PageTable, has_any_other_size
 
 
 class Progress(NamedTuple):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch.optim.optimizer import Optimizer
 
+from torch_lms.engine import Engine
 from torch_lms.residency import PageId
 
 Tensors = list[torch.Tensor]
@@ -16,18 +17,31 @@ Tensors = list[torch.Tensor]
 class Seen:
     """What operations wrote while others may have written, too.
 
+    Args:
+        expected: pages that will be written.
+
     Attributes:
         written: pages.
+        held: until this is closed what others may write stays on the device.
+        held_bytes: of that, by device.
     """
 
     def __init__(self, expected: set[PageId]) -> None:
         self._expected = expected
         self.written: set[PageId] = set()
+        self.held = ExitStack()
+        self.held_bytes: dict[Engine, int] = {}
 
     @property
     def is_all(self) -> bool:
         """Whether that is all that was expected, and that something was."""
         return bool(self._expected) and self._expected <= self.written
+
+    def begins(self, engine: Engine, nbytes: int) -> None:
+        """An operation needs ``nbytes`` beside what is held, which is let go of where there is no room for both."""
+        if self.held_bytes.get(engine, 0) + nbytes > engine.pager.limit:
+            self.held_bytes.clear()
+            self.held.close()
 
 
 Suspect = Callable[[Tensors, Tensors, bool], AbstractContextManager[Seen]]
@@ -37,7 +51,8 @@ class ForeignOptimizers:
     """Watches their steps.
 
     Until one of its steps is seen to write every parameter by operations, all that such an optimizer has is held
-    during its steps, if that fits: functions in C++ find it there. And all is taken for written.
+    during its steps, as long as that fits beside what its operations need: functions in C++ find it there. And all is
+    taken for written.
 
     Args:
         suspect: inside of it tensors may be written unseen. Is told which, whose writes are expected, and whether to

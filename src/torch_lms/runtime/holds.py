@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
+from torch_lms.capture.registry import pages_of
 from torch_lms.engine import Engine
 from torch_lms.residency import PageId
-from torch_lms.runtime.page_table import Group, pages_of
+from torch_lms.runtime.page_table import Group
 
 
 class Loan(weakref.ref[Any]):

@@ -1,8 +1,7 @@
 """Which storage is a page of which device, in a session."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cached_property
-from operator import attrgetter
 from threading import RLock
 
 import torch
@@ -10,20 +9,12 @@ import torch
 from torch_lms.capture.registry import Entry, Registry, storage_nbytes
 from torch_lms.engine import Engine
 from torch_lms.errors import InvariantError
-from torch_lms.residency import PageId
 from torch_lms.runtime.backend import DeviceBackend
 from torch_lms.runtime.pageable import why_unpageable
 from torch_lms.runtime.recompute import Recomputer
 
 Group = tuple[DeviceBackend, list[Entry]]
 """A device, and pages of it."""
-
-_page_of: Callable[[Entry], PageId] = attrgetter("page")
-
-
-def pages_of(entries: Iterable[Entry]) -> tuple[PageId, ...]:
-    """Their numbers."""
-    return tuple(map(_page_of, entries))
 
 
 def has_any_other_size(entries: list[Entry]) -> bool:

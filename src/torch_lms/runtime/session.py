@@ -15,7 +15,7 @@ from torch_lms.capture.mode import LARGE, LmsMode
 from torch_lms.capture.page_owner import PageOwner, Use
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
-from torch_lms.capture.registry import Entry, has_at_least, storage_nbytes
+from torch_lms.capture.registry import Entry, has_at_least, pages_of, storage_nbytes
 from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S, Engine, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
@@ -34,7 +34,7 @@ from torch_lms.runtime.limits import auto_limit
 from torch_lms.runtime.native_interposer import NativeFastPath, NativeInterposer, excluded
 from torch_lms.runtime.native_pages import NativePageTable
 from torch_lms.runtime.options import Options
-from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size, pages_of
+from torch_lms.runtime.page_table import Group, PageTable, has_any_other_size
 from torch_lms.runtime.pageable import NOT_RESIZABLE, READ_UNSEEN, is_read_unseen, is_type_read_unseen
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.stores.loaded_file import LoadedFile
@@ -311,7 +311,9 @@ class Session(PageOwner):
             begun: list[Group] = []
             try:
                 for backend, its, its_bytes in self._shares(op, entries, new_bytes):
-                    _begin(backend, op, its, its_bytes)
+                    if self._suspicion is not None:
+                        self._suspicion.begins(backend.engine, its_bytes + backend.unpinned_bytes(its))
+                    backend.begin(op, its, its_bytes)
                     begun.append((backend, its))
             except BaseException as error:
                 for backend, its in begun:
@@ -530,12 +532,12 @@ class Session(PageOwner):
         Args:
             tensors: what may be written.
             expected: those that will be.
-            hold: keep ``tensors`` on the device, if that has room for all.
+            hold: keep ``tensors`` on the device, as long as that has room for all.
         """
         entries = self.entries_of(tensors)
         seen = Seen(set() if self.fast_path.is_open else set(pages_of(self.entries_of(expected))))
-        with ExitStack() as held:
-            if not (hold and self._is_held(entries, held)):
+        with seen.held:
+            if not (hold and self._is_held(entries, seen)):
                 self._take_for_written(entries)
             self._suspicion = seen
             try:
@@ -543,15 +545,16 @@ class Session(PageOwner):
             finally:
                 self._suspicion = None
 
-    def _is_held(self, entries: list[Entry], until: ExitStack) -> bool:
+    def _is_held(self, entries: list[Entry], seen: Seen) -> bool:
         """Hold ``entries`` if they fit; whether they do."""
-        for backend, its in self._table.group(entries):
-            if sum(entry.nbytes for entry in its) > backend.engine.pager.limit:
-                return False
+        nbytes = {backend.engine: sum(entry.nbytes for entry in its) for backend, its in self._table.group(entries)}
+        if any(its_bytes > engine.pager.limit for engine, its_bytes in nbytes.items()):
+            return False
         try:
-            until.enter_context(self._held_entries(entries, set(pages_of(entries))))
+            seen.held.enter_context(self._held_entries(entries, set(pages_of(entries))))
         except WorkingSetError:
             return False
+        seen.held_bytes = nbytes
         return True
 
     def _take_for_written(self, entries: list[Entry]) -> None:
@@ -777,23 +780,3 @@ class Session(PageOwner):
             return False
         self._lost.check(entries)
         return True
-
-
-def _begin(backend: DeviceBackend, op: Use, entries: list[Entry], new_bytes: int) -> None:
-    """Tell the engine of a device that ``op`` begins on its ``entries``; capture the call if it may be repeated."""
-    engine = backend.engine
-    pages = pages_of(entries)
-    writes = pages_of(op.written(entries)) if engine.needs_writes else ()
-    if not op.is_regular:
-        engine.access_begins(pages, writes)
-        return
-    engine.op_begins(op, pages, new_bytes, writes)
-    if (position := engine.position_to_repeat) < 0:
-        return
-    try:
-        op.capture_call(backend.record)
-    except BaseException:
-        engine.op_ends(pages, ())
-        raise
-    if op.call is not None:
-        backend.recomputer.keep(position, op.call)
