@@ -1,6 +1,7 @@
 """Every road to a storage's bytes works while the page is evicted, and leaves what it must alone (N11, N12)."""
 
 import copy
+import ctypes
 import io
 import pickle
 from collections.abc import Callable, Iterator
@@ -38,8 +39,12 @@ def numbers(n: int = 4096) -> torch.Tensor:
 def evicted(n: int = 4096) -> torch.Tensor:
     tensor = numbers(n)
     torch_lms.reclaim()
-    assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) == 0
+    assert is_away(tensor)
     return tensor
+
+
+def is_away(tensor: torch.Tensor) -> bool:
+    return bool(torch._C.StorageBase.nbytes(tensor.untyped_storage()) == 0)
 
 
 READS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -145,6 +150,34 @@ def test_an_escaped_address_stays_valid(lms: api.Lms, export: Callable[[torch.Te
     assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) > 0
     assert torch.equal(tensor, numbers())
     del held
+
+
+OTHERS = [torch.zeros(0)]
+
+
+@torch.library.custom_op("torch_lms_raw::add_numbers", mutates_args={"total"})
+def add_numbers(total: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """By addresses, as bitsandbytes does. Returns what was there before."""
+    before = torch.empty_like(total)
+    length = total.numel()
+    at = {t: (ctypes.c_float * length).from_address(t.data_ptr()) for t in (before, total, numbers, OTHERS[0])}
+    at[before][:] = at[total][:]
+    for n in range(length):
+        at[total][n] += at[numbers][n] + at[OTHERS[0]][n]
+    return before
+
+
+def test_an_operator_forgets_addresses(lms: api.Lms) -> None:
+    total, added, OTHERS[0] = evicted(512), evicted(512), evicted(512)
+    for n in range(3):
+        before = add_numbers(total, added)
+        torch_lms.reclaim()
+        assert all(map(is_away, (before, total, added, OTHERS[0])))
+        assert torch.equal(before, numbers(512) * (2 * n + 1))
+    assert torch.equal(total, numbers(512) * 7)
+    assert lms.stats().unpaged_bytes == {}
+    total.data_ptr()
+    assert lms.stats().unpaged_bytes == {"address escaped": 2048}
 
 
 def test_what_cannot_be_paged_is_counted(lms: api.Lms) -> None:

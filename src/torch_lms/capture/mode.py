@@ -302,7 +302,7 @@ class LmsMode(TorchDispatchMode):
         self._begin(op, op.new_bytes + room)
         written = op.entries
         try:
-            with owner.searching(op.entries) if is_search else nullcontext():
+            with self._around(op, is_search):
                 result = self._noticed(self._call(op), info)
             if is_search:
                 self._searches.made(op.func, info, op.args, op.kwargs)
@@ -317,6 +317,14 @@ class LmsMode(TorchDispatchMode):
         finally:
             owner.end(op.entries, written)
         return result
+
+    def _around(self, op: "_Op", is_search: bool) -> AbstractContextManager[None]:
+        """Inside of it the operation runs."""
+        if is_search:
+            return self._owner.searching(op.entries)
+        if op.info.opaque and isinstance(op.func, torch._ops.OpOverload):
+            return self._owner.lending_addresses(op.entries)
+        return nullcontext()
 
     def _begin(self, op: "_Op", new_bytes: int) -> None:
         """Have its pages there. What another thread has taken apart since they were looked up is put together."""

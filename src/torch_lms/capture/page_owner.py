@@ -236,6 +236,10 @@ class PageOwner(ABC):
         """``borrower`` shares the memory of ``entries``, which stay on the device until it dies."""
 
     @abstractmethod
+    def lending_addresses(self, used: list[Entry]) -> AbstractContextManager[None]:
+        """Inside, an operator runs on ``used``: a page whose address this thread asks for stays until the end alone."""
+
+    @abstractmethod
     def all_held(self) -> AbstractContextManager[None]:
         """Inside, every page is on the device, whatever the limit."""
 

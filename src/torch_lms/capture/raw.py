@@ -74,6 +74,18 @@ ESCAPED = "address escaped"
 """Why a page stays whose memory others may use."""
 
 
+class _Borrowers(threading.local):
+    """Who borrows pages on a thread, until he says that he does no more.
+
+    Attributes:
+        of_all: pages whose memory is given away in any form.
+        of_addresses: tensors whose addresses are asked for.
+    """
+
+    of_all: Callable[[list[Entry]], None] | None = None
+    of_addresses: Callable[[tuple[Any, ...]], None] | None = None
+
+
 class RawPatches:
     """Puts the patches in place, and takes them away. They let everything through that is no page.
 
@@ -90,7 +102,7 @@ class RawPatches:
         self._extensions = Extensions(self._calling, self._making)
         self._loading = Loading(told)
         self._saving = Saving(lambda tensor: bool(self._any((tensor,))), lambda: self._borrowing(writes=False))
-        self._borrowers = threading.local()
+        self._borrowers = _Borrowers()
 
     def install(self) -> None:
         """Put the patches in place."""
@@ -229,7 +241,10 @@ class RawPatches:
         if _only_compares(sys._getframe(2)):  # frames 0 and 1 are this method and `Patched.__call__`
             entries = self._known(owner)
             return _placeholder_address(args[0], entries[0]) if entries else call(*args, **kwargs)
-        self._export(owner, ESCAPED)
+        if self._borrowers.of_addresses is not None:
+            self._borrowers.of_addresses(owner)
+        else:
+            self._export(owner, ESCAPED)
         address = call(*args, **kwargs)
         if isinstance(args[0], torch.TypedStorage):
             return STORAGE.data_ptr(args[0]._untyped_storage)
@@ -323,7 +338,7 @@ class RawPatches:
         placeholder = self._saving.placeholder(*args)
         if placeholder is not None:
             return placeholder, args[0]
-        if getattr(self._borrowers, "borrow", None) is not None:
+        if self._borrowers.of_all is not None:
             return call(*args, **kwargs)
         with self._borrowing(writes=False):
             array, tensor = call(*args, **kwargs)
@@ -352,22 +367,37 @@ class RawPatches:
 
     def _export(self, values: Iterable[Any], reason: str) -> None:
         entries = self._any(values)
-        borrow: Callable[[list[Entry]], None] | None = getattr(self._borrowers, "borrow", None)
-        if borrow is not None:
-            borrow(entries)
+        if self._borrowers.of_all is not None:
+            self._borrowers.of_all(entries)
         elif entries:
             self._told.export(entries, reason)
 
     @contextmanager
     def _borrowing(self, writes: bool) -> Iterator[None]:
         """Inside, pages whose addresses this thread asks for stay until the end, and no longer."""
-        before = getattr(self._borrowers, "borrow", None)
+        before = self._borrowers.of_all
         with ExitStack() as held:
-            self._borrowers.borrow = lambda entries: held.enter_context(self._touching(entries, writes))
+            self._borrowers.of_all = lambda entries: held.enter_context(self._touching(entries, writes))
             try:
                 yield
             finally:
-                self._borrowers.borrow = before
+                self._borrowers.of_all = before
+
+    @contextmanager
+    def lending_addresses(self, used: list[Entry]) -> Iterator[None]:
+        """Inside, an operator written in Python runs on ``used``: it has forgotten addresses when it ends."""
+        before = self._borrowers.of_addresses
+        with ExitStack() as held:
+
+            def lend(tensors: tuple[Any, ...]) -> None:
+                others = [entry for entry in self._known(tensors) if entry not in used]
+                held.enter_context(self._touching(others, written=True))
+
+            self._borrowers.of_addresses = lend
+            try:
+                yield
+            finally:
+                self._borrowers.of_addresses = before
 
     @contextmanager
     def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:

@@ -424,6 +424,9 @@ class Session(PageOwner):
             for group in self._table.group(entries):
                 self._holds.lend(group, borrower)
 
+    def lending_addresses(self, used: list[Entry]) -> AbstractContextManager[None]:
+        return self._patches.lending_addresses(used)
+
     @contextmanager
     def keeping(self, may_write: bool) -> Iterator[None]:
         try:
