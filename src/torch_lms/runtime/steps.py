@@ -1,9 +1,11 @@
 """Where one training step ends and the next begins (N14)."""
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from types import FrameType
 from typing import Any
 
 import torch
@@ -17,13 +19,17 @@ from torch_lms.runtime.keras_hooks import KerasHooks
 _NO_PASS = -1
 """PyTorch's number of the backward pass where there is none."""
 
+_STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
+"""What PyTorch runs for the step of any optimizer: its own around it, hooks included."""
+
 
 class StepHooks:
     """Calls ``step`` after each optimizer step, and after the outermost module's forward where nothing is recorded, if
     the module has parameters and pages took part. Where an optimizer evaluates its closure again and again, as
-    ``LBFGS`` does, a step ends before each evaluation but the first. Optimizers that step in a backward pass, one for
-    each parameter, make one step together: that ends with the pass. So do modules of which several are called in turns,
-    as layers that no other module holds together: that ends where one of them is called again.
+    ``LBFGS`` does, a step ends before each evaluation but the first. What is part of another optimizer's step, that of
+    its superclass or of an optimizer that it has, ends none. Optimizers that step in a backward pass, one for each
+    parameter, make one step together: that ends with the pass. So do modules of which several are called in turns, as
+    layers that no other module holds together: that ends where one of them is called again.
 
     Args:
         step: called at each boundary.
@@ -86,11 +92,12 @@ class StepHooks:
             self._known.add(optimizer)
             self._adopt([p for group in optimizer.param_groups for p in group["params"]])
             self._adopt(_state_of(optimizer))
-        self._foreign.begins(optimizer)
-        if len(args) > 1:
-            args = (optimizer, self._in_steps(args[1]), *args[2:])
-        if "closure" in kwargs:
-            kwargs = {**kwargs, "closure": self._in_steps(kwargs["closure"])}
+        if not _is_within_another():
+            self._foreign.begins(optimizer)
+            if len(args) > 1:
+                args = (optimizer, self._in_steps(args[1]), *args[2:])
+            if "closure" in kwargs:
+                kwargs = {**kwargs, "closure": self._in_steps(kwargs["closure"])}
         return (self._runs.split(optimizer), *args[1:]), kwargs
 
     def _in_steps(self, closure: Any) -> Any:
@@ -110,6 +117,8 @@ class StepHooks:
         return evaluated
 
     def _after_optimizer(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if _is_within_another():
+            return
         self._foreign.ends()
         backward = torch._C._current_graph_task_id()
         if backward == _NO_PASS:
@@ -173,6 +182,16 @@ class StepHooks:
     def _is_step(self, module: torch.nn.Module, uses: int) -> bool:
         """Whether a call of ``module``, for which nothing was recorded, was a step. ``uses``: of pages before."""
         return self._uses() > uses and _has_parameters(module) and not _is_in_autograd()
+
+
+def _is_within_another() -> bool:
+    """Whether the step of an optimizer whose hook asks is part of another's."""
+    steps = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and steps < 2:
+        steps += frame.f_code is _STEP
+        frame = frame.f_back
+    return steps > 1
 
 
 def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
