@@ -154,6 +154,25 @@ def test_what_is_not_told_is_learned() -> None:
     assert peaks[0] > 10 * MIB >= peaks[1]
 
 
+@torch.library.custom_op("torch_lms_tests::told_spread", mutates_args=())
+def told_spread(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.repeat(times)
+
+
+@told_spread.register_fake
+def _(x: torch.Tensor, times: int) -> torch.Tensor:
+    return x.new_empty(len(x) * times)
+
+
+def test_what_the_fake_kernel_of_an_operator_tells_is_known_at_once() -> None:
+    with torch_lms.session(limit=10 * MIB, min_size=MIB, policy="reactive") as lms:
+        x = torch.ones(MIB // 4)
+        held = [torch.full((MIB // 2,), float(n)) for n in range(4)]
+        assert told_spread(x, 3).shape == (3 * MIB // 4,)
+        assert lms.stats().peak_resident_bytes <= 10 * MIB
+        assert [tensor[0].item() for tensor in held] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("op", [torch.ops.aten.is_pinned.default, torch.ops.aten.equal.default])
 def test_what_gives_a_number_is_not_tried(op: Any) -> None:
     """PyTorch warns of some of the arguments that it would be tried with."""

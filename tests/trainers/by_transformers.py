@@ -55,6 +55,34 @@ def llama_lora(run: Run) -> dict[str, Any]:
     return _trained(run, model, _texts(), bf16=True, save_steps=6)
 
 
+def qlora(run: Run) -> dict[str, Any]:
+    """Adapters of a model whose weights are of 4 bits, by kernels that take addresses, and an optimizer of 8 bits."""
+    import peft
+
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+    )
+    adapters = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    quantized = transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+
+    def model() -> Any:
+        transformers.LlamaForCausalLM(config).save_pretrained(run.folder / "base")
+        base = transformers.AutoModelForCausalLM.from_pretrained(
+            run.folder / "base", quantization_config=quantized, device_map={"": "cpu"}
+        )
+        return peft.get_peft_model(peft.prepare_model_for_kbit_training(base), adapters)
+
+    return _trained(run, model, _texts(), bf16=True, save_steps=6, optim="adamw_bnb_8bit")
+
+
 def bert(run: Run) -> dict[str, Any]:
     """Classifies texts."""
     config = transformers.BertConfig(

@@ -71,6 +71,7 @@ ROWS = {
     "lightning-resume": _by_lightning("Lightning, resumed from a checkpoint", is_resumed=True),
     "gpt2": _by_hugging_face("HF Trainer, GPT-2: accumulation, checkpointing, evaluation, save, resume", "gpt2"),
     "llama-lora": _by_hugging_face("HF Trainer, Llama with LoRA, bf16", "llama_lora", "peft"),
+    "qlora": _by_hugging_face("HF Trainer, Llama in 4 bits with LoRA (QLoRA)", "qlora", "peft", "bitsandbytes"),
     "bert": _by_hugging_face("HF Trainer, BERT", "bert", in_ci=True),
     "vit": _by_hugging_face("HF Trainer, ViT", "vit"),
     "diffusers-unet": Row("diffusers U-Net: trained, saved, sampled", "by_diffusers:unet", ("diffusers",)),

@@ -55,7 +55,8 @@ class Sizes:
     def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of the storages that ``func`` will create; 0 where that is not known beforehand.
 
-        Nothing of the user's runs for that. What an operator of an unknown library makes is learned from what it made.
+        An operator of an unknown library is asked if it has a kernel for tensors without bytes (``register_fake``).
+        Nothing else of the user's runs for that: what others make is learned from what they made.
         """
         if not info.creates:
             return 0
@@ -151,13 +152,19 @@ def on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
-    if info.opaque or info.name in _DATA_DEPENDENT:
+    if info.name in _DATA_DEPENDENT or (info.opaque and not _has_meta_kernel(func)):
         return 0
     with Undispatched():  # modes below ours must not see it
         try:
             return _infer_on_meta(func, info, args, kwargs, is_page)
         except Exception:  # no meta kernel, sparse, generators, ...: make room reactively
             return 0
+
+
+def _has_meta_kernel(func: Any) -> bool:
+    return isinstance(func, torch._ops.OpOverload) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "Meta"
+    )
 
 
 def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
