@@ -90,7 +90,7 @@ def test_2_an_optimizer_of_operations_is_held_at_most_once(limit: int) -> None:
     with torch_lms.session(limit=limit, min_size=256) as lms:
         found, optimizer = train(Plain)
         watched = api._running._steps._foreign  # type: ignore[union-attr]
-        assert optimizer in watched._harmless
+        assert optimizer in watched._known
         lms.validate()
         assert all(map(torch.equal, found, expected))
 
@@ -108,6 +108,33 @@ class Starting(Foreign):
                 state["sum"].add_(parameter.grad)
                 state["squares"].addcmul_(parameter.grad, parameter.grad)
                 parameter.addcdiv_(state["sum"], state["squares"].sqrt().add_(1e-8), value=-group["lr"])
+
+
+class Anchored(Foreign):
+    """Pulls parameters to where they began, which nothing writes after the first step; and has its state in lists."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                began, sums = self.state[parameter].setdefault("all", [parameter.clone(), torch.zeros_like(parameter)])
+                if self.writes_all:
+                    began.lerp_(parameter, 0.01)
+                sums.add_(parameter.grad)
+                parameter.lerp_(began, 0.1).sub_(sums, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("writes_all", [False, True])
+def test_2_what_is_not_seen_to_be_written_may_be(writes_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Anchored, "writes_all", writes_all, raising=False)
+    expected, _ = train(Anchored)
+    with torch_lms.session(limit=MIB, min_size=256) as lms:
+        found, optimizer = train(Anchored)
+        watched = api._running._steps._foreign  # type: ignore[union-attr]
+        assert optimizer in watched._harmless
+        assert (optimizer in watched._known) is writes_all
+        lms.validate()
+    assert all(map(torch.equal, found, expected))
 
 
 def test_2_what_it_makes_of_operations_stays_within_the_limit() -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch.optim.optimizer import Optimizer
+from torch.utils import _pytree as pytree
 
 from torch_lms.engine import Engine
 from torch_lms.residency import PageId
@@ -18,7 +19,8 @@ class Seen:
     """What operations wrote while others may have written, too.
 
     Args:
-        expected: pages that will be written.
+        pages: tells which pages tensors are.
+        expected: those that will be written.
 
     Attributes:
         written: pages.
@@ -26,7 +28,8 @@ class Seen:
         held_bytes: of that, by device.
     """
 
-    def __init__(self, expected: set[PageId]) -> None:
+    def __init__(self, pages: Callable[[Tensors], set[PageId]], expected: set[PageId]) -> None:
+        self._pages = pages
         self._expected = expected
         self.written: set[PageId] = set()
         self.held = ExitStack()
@@ -36,6 +39,10 @@ class Seen:
     def is_all(self) -> bool:
         """Whether that is all that was expected, and that something was."""
         return bool(self._expected) and self._expected <= self.written
+
+    def are_among(self, tensors: Tensors) -> bool:
+        """Whether all of ``tensors`` were written."""
+        return self._pages(tensors) <= self.written
 
     def begins(self, engine: Engine, nbytes: int) -> None:
         """An operation needs ``nbytes`` beside what is held, which is let go of where there is no room for both."""
@@ -52,7 +59,7 @@ class ForeignOptimizers:
 
     Until one of its steps is seen to write every parameter by operations, all that such an optimizer has is held
     during its steps, as long as that fits beside what its operations need: functions in C++ find it there. And all is
-    taken for written.
+    taken for written, until one is seen to write its state, too.
 
     Args:
         suspect: inside of it tensors may be written unseen. Is told which, whose writes are expected, and whether to
@@ -62,18 +69,18 @@ class ForeignOptimizers:
     def __init__(self, suspect: Suspect) -> None:
         self._suspect = suspect
         self._harmless: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._step = ExitStack()
 
     def begins(self, optimizer: Optimizer) -> None:
         """A step of ``optimizer`` begins; one that was not ended has failed."""
         self._step.close()
-        if _is_known(optimizer):
+        if optimizer in self._known or _is_of_pytorch(optimizer):
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
         updated = [parameter for parameter in parameters if parameter.grad is not None]
         gradients = [parameter.grad for parameter in updated if parameter.grad is not None]
-        states = [value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()]
-        tensors = [*parameters, *gradients, *(value for value in states if isinstance(value, torch.Tensor))]
+        tensors = [*parameters, *gradients, *state_of(optimizer)]
         seen = self._step.enter_context(self._suspect(tensors, updated, optimizer not in self._harmless))
         self._step.callback(self._conclude, weakref.ref(optimizer), seen)
 
@@ -83,10 +90,18 @@ class ForeignOptimizers:
 
     def _conclude(self, optimizer: weakref.ref[Optimizer], seen: Seen) -> None:
         known = optimizer()
-        if known is not None and seen.is_all:
-            self._harmless.add(known)
+        if known is None or not seen.is_all:
+            return
+        self._harmless.add(known)
+        if seen.are_among(state_of(known)):
+            self._known.add(known)
 
 
-def _is_known(optimizer: Optimizer) -> bool:
+def state_of(optimizer: Optimizer) -> Tensors:
+    """The tensors in its state, those in lists and dictionaries there included."""
+    return [leaf for leaf in pytree.tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_of_pytorch(optimizer: Optimizer) -> bool:
     """Whether its step is PyTorch's own: operations all."""
     return str(getattr(inspect.unwrap(type(optimizer).step), "__module__", "")).startswith("torch.")

@@ -538,7 +538,7 @@ class Session(PageOwner):
             hold: keep ``tensors`` on the device, as long as that has room for all.
         """
         entries = self.entries_of(tensors)
-        seen = Seen(set() if self.fast_path.is_open else set(pages_of(self.entries_of(expected))))
+        seen = Seen(self._pages_among, set() if self.fast_path.is_open else self._pages_among(expected))
         with seen.held:
             if not (hold and self._is_held(entries, seen)):
                 self._take_for_written(entries)
@@ -547,6 +547,9 @@ class Session(PageOwner):
                 yield seen
             finally:
                 self._suspicion = None
+
+    def _pages_among(self, tensors: list[torch.Tensor]) -> set[PageId]:
+        return set(pages_of(self.entries_of(tensors)))
 
     def _is_held(self, entries: list[Entry], seen: Seen) -> bool:
         """Hold ``entries`` if they fit; whether they do."""

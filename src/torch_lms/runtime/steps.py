@@ -13,7 +13,7 @@ from torch.autograd import Variable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.capture.optimizer_runs import OptimizerRuns
-from torch_lms.runtime.foreign import ForeignOptimizers, Suspect
+from torch_lms.runtime.foreign import ForeignOptimizers, Suspect, state_of
 from torch_lms.runtime.keras_hooks import KerasHooks
 
 _NO_PASS = -1
@@ -91,7 +91,7 @@ class StepHooks:
         if optimizer not in self._known:
             self._known.add(optimizer)
             self._adopt([p for group in optimizer.param_groups for p in group["params"]])
-            self._adopt(_state_of(optimizer))
+            self._adopt(state_of(optimizer))
         if not _is_within_another():
             self._foreign.begins(optimizer)
             if len(args) > 1:
@@ -133,7 +133,7 @@ class StepHooks:
         @wraps(load)
         def adopting(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             load(optimizer, *args, **kwargs)
-            self._adopt(_state_of(optimizer))
+            self._adopt(state_of(optimizer))
 
         return adopting
 
@@ -192,11 +192,6 @@ def _is_within_another() -> bool:
         steps += frame.f_code is _STEP
         frame = frame.f_back
     return steps > 1
-
-
-def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _is_in_autograd() -> bool:
