@@ -4,10 +4,12 @@ import copy
 import ctypes
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -178,6 +180,35 @@ def test_an_operator_forgets_addresses(lms: api.Lms) -> None:
     assert lms.stats().unpaged_bytes == {}
     total.data_ptr()
     assert lms.stats().unpaged_bytes == {"address escaped": 2048}
+
+
+@pytest.mark.skipif(not CAN_SWAP, reason="lends no memory: PyTorch 2.11")
+def test_a_pointer_has_a_tensor_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Unsloth calls functions in C: pointers by bitsandbytes, outside of any operator."""
+    module = ModuleType("bitsandbytes.functional")
+    module.get_ptr = lambda A: None if A is None else ctypes.c_void_p(A.data_ptr())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    copy_bytes = ctypes.CDLL(None).memcpy
+    copy_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    with torch_lms.session(limit=0, min_size=512) as lms:
+        source, target = evicted(512), evicted(512) * 0
+        torch_lms.reclaim()
+        copy_bytes(module.get_ptr(target), module.get_ptr(A=source), 2048)
+        torch_lms.reclaim()
+        assert is_away(source)
+        assert is_away(target)
+        assert torch.equal(target, numbers(512))
+        pointer = module.get_ptr(source)
+        torch_lms.reclaim()
+        assert not is_away(source)
+        ctypes.memset(pointer, 0, 2048)
+        del pointer
+        torch_lms.reclaim()
+        assert is_away(source)
+        assert not source.any()
+        assert module.get_ptr(None) is None
+        assert lms.stats().unpaged_bytes == {}
+        lms.validate()
 
 
 def test_what_cannot_be_paged_is_counted(lms: api.Lms) -> None:

@@ -67,6 +67,9 @@ _FOLLOW_ADDRESSES = frozenset({"_to_ndarray", "_tobytes", "_stage_untyped_storag
 _COMPARE_IN_TENSOR = frozenset({"__deepcopy__", "_reduce_ex_internal"})
 """Functions of ``torch._tensor`` that only compare; its others look there."""
 
+_POINTING = ("bitsandbytes.functional", "unsloth.kernels.utils")
+"""Modules whose ``get_ptr`` makes a pointer of ctypes to a tensor, for a function in C. The latter has the former's."""
+
 _ADDRESS_BITS = 64
 """Placeholders for addresses are greater than any number of so many bits."""
 
@@ -126,6 +129,8 @@ class RawPatches:
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
         self._patch_once_imported("triton.runtime.jit", self._patch_triton)
+        for module in _POINTING:
+            self._patch_once_imported(module, self._patch_pointers)
         self._patch_once_imported("torch._subclasses.meta_utils", self._patch_meta_utils)
         self._patch_once_imported("torch._subclasses.fake_tensor", self._patch_fake_tensor)
         if self._kind == "cpu":
@@ -176,6 +181,9 @@ class RawPatches:
 
     def _patch_triton(self, name: str) -> None:
         self._patches.around(import_module(name).JITFunction, "run", self._launching)
+
+    def _patch_pointers(self, name: str) -> None:
+        self._patches.around(import_module(name), "get_ptr", self._pointing)
 
     def _patch_meta_utils(self, name: str) -> None:
         """Patch what makes fake tensors: they copy real ones where dispatch is off."""
@@ -249,6 +257,17 @@ class RawPatches:
         if isinstance(args[0], torch.TypedStorage):
             return STORAGE.data_ptr(args[0]._untyped_storage)
         return address
+
+    def _pointing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Lend an address to a pointer object. Its user has it as long as he uses the address."""
+        if self._borrowers.of_addresses is not None:
+            return call(*args, **kwargs)
+        entries = self._any((*args, *kwargs.values()))
+        with self._touching(entries, written=False), self.lending_addresses(entries):
+            pointer = call(*args, **kwargs)
+            if entries:
+                self._told.lend(entries, pointer)
+        return pointer
 
     def _packing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Export a tensor by DLPack. A copy made for it is made unseen: its address escapes, and it is no page."""
