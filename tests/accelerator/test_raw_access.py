@@ -1,5 +1,7 @@
 """Every road to the bytes of a tensor on the device: open or closed, it is so with LMS as it is without (N11)."""
 
+import ctypes
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -98,6 +100,29 @@ def test_an_escaped_address_stays(export: Callable[[torch.Tensor], int], device:
         assert running.stats().unpaged_bytes == {"address escaped": 4 * COUNT}
         running.validate()
     assert torch.equal(tensor, numbers(device) + 1)
+
+
+@pytest.mark.parametrize("pace", ["lazy", "mixed", "eager"])
+def test_what_a_kernel_does_by_a_pointer_that_has_died(
+    pace: str, device: torch.device, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream may be at it still when the page leaves."""
+    pointing = ModuleType("bitsandbytes.functional")
+    pointing.get_ptr = lambda A: ctypes.c_void_p(A.data_ptr())  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, pointing.__name__, pointing)
+    with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
+        tensor = evicted(device)
+        module.schedule(pace)
+        for _ in range(3):
+            pointer = pointing.get_ptr(tensor)
+            with running._session.unseen():  # as what a function in C launches
+                tensor.add_(1)
+            del pointer
+            torch_lms.reclaim()
+            assert torch._C.StorageBase.nbytes(tensor.untyped_storage()) == 0
+        assert torch.equal(tensor, numbers(device) + 3)
+        assert running.stats().unpaged_bytes == {}
+        running.validate()
 
 
 def test_a_file_of_safetensors(device: torch.device, module: ModuleType, tmp_path: Path) -> None:
