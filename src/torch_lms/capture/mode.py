@@ -1,7 +1,7 @@
 """The dispatch mode: every aten operation passes here, in forward, backward and optimizer (N1)."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -81,6 +81,7 @@ class LmsMode(TorchDispatchMode):
         self._find = owner.find
         self._sizes = Sizes(self._may_be_page)
         self._searches = Firsts()
+        self._largest: dict[Any, int] = {}  # bytes that calls of operators of other libraries had
         self._left_out = Inside()
         self._dispatches = Inside()
         self._seen = seen or (lambda: self)
@@ -275,7 +276,7 @@ class LmsMode(TorchDispatchMode):
         op.undo = op.snapshot() if info.seeded or info.writes else None
         limit = self._owner.room_for_one_op(entries)
         result = NOT_CUT
-        if self.large.is_large(info, sum(map(_nbytes_of, entries)) + op.new_bytes, limit):
+        if self.large.is_large(info, op.nbytes + op.new_bytes, limit):
             result = self.large.run(func, info, args, kwargs, limit)
         if result is NOT_CUT:
             result = self._execute(op)
@@ -297,7 +298,7 @@ class LmsMode(TorchDispatchMode):
 
     def _execute(self, op: "_Op") -> Any:
         owner, info = self._owner, op.info
-        is_search = bool(op.entries) and self._is_new_search(op.func, info, op.args, op.kwargs)
+        is_search = bool(op.entries) and self._is_search(op)
         room = owner.room_to_search(op.entries, op.new_bytes) if is_search else 0
         self._begin(op, op.new_bytes + room)
         written = op.entries
@@ -305,7 +306,7 @@ class LmsMode(TorchDispatchMode):
             with self._around(op, is_search):
                 result = self._noticed(self._call(op), info)
             if is_search:
-                self._searches.made(op.func, info, op.args, op.kwargs)
+                self._has_searched(op)
             if op.call is not None:
                 op.call.made(result, self._find)
             if info.collective and (is_over := finish_of(result)) is not None:
@@ -318,13 +319,17 @@ class LmsMode(TorchDispatchMode):
             owner.end(op.entries, written)
         return result
 
-    def _around(self, op: "_Op", is_search: bool) -> AbstractContextManager[None]:
+    def _around(self, op: "_Op", is_search: bool) -> AbstractContextManager[Any]:
         """Inside of it the operation runs."""
-        if is_search:
-            return self._owner.searching(op.entries)
-        if op.info.opaque and isinstance(op.func, torch._ops.OpOverload):
-            return self._owner.lending_addresses(op.entries)
-        return nullcontext()
+        if not op.is_of_a_library:
+            return self._owner.searching(op.entries) if is_search else nullcontext()
+        return self._in_library(op, is_search)
+
+    @contextmanager
+    def _in_library(self, op: "_Op", is_search: bool) -> Iterator[None]:
+        searching = self._owner.searching(op.entries) if is_search else nullcontext()
+        with self._owner.lending_addresses(op.entries), searching:
+            yield
 
     def _begin(self, op: "_Op", new_bytes: int) -> None:
         """Have its pages there. What another thread has taken apart since they were looked up is put together."""
@@ -336,6 +341,18 @@ class LmsMode(TorchDispatchMode):
                     owner.begin(op, op.entries, new_bytes)
                     return
             op.entries = [entry for storage in storages if (entry := owner.entry_of(storage, None)) is not None]
+
+    def _is_search(self, op: "_Op") -> bool:
+        """Whether it may take more beside its pages, on an accelerator, than is left free so far."""
+        if not op.is_of_a_library:
+            return self._is_new_search(op.func, op.info, op.args, op.kwargs)
+        return self._owner.kind != "cpu" and op.nbytes > self._largest.get(op.func, 0)
+
+    def _has_searched(self, op: "_Op") -> None:
+        if op.is_of_a_library:
+            self._largest[op.func] = op.nbytes
+        else:
+            self._searches.made(op.func, op.info, op.args, op.kwargs)
 
     def _is_new_search(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is the first of its kind that chooses an algorithm by what is free on an accelerator."""
@@ -460,6 +477,16 @@ class _Op(Use):
         if self.info.opaque:
             return tensors_within((self.args, self.kwargs))
         return tensors_among((*self.args, *self.kwargs.values()))
+
+    @property
+    def is_of_a_library(self) -> bool:
+        """Whether its operator is one that we do not know: it takes addresses, and memory beside, as it likes."""
+        return self.info.opaque and not self.info.collective and isinstance(self.func, torch._ops.OpOverload)
+
+    @property
+    def nbytes(self) -> int:
+        """Of its pages."""
+        return sum(map(_nbytes_of, self.entries))
 
     @property
     def device(self) -> torch.device:

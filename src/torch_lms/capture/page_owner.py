@@ -201,7 +201,9 @@ class PageOwner(ABC):
 
     @abstractmethod
     def room_to_search(self, entries: list[Entry], new_bytes: int) -> int:
-        """Bytes to make free beside ``new_bytes`` for an operation that chooses its algorithm by what is free (N28)."""
+        """Bytes to make free beside ``new_bytes`` for an operation that chooses its algorithm by what is free, or takes
+        nobody knows how much (N28).
+        """
 
     @abstractmethod
     def searching(self, entries: list[Entry]) -> AbstractContextManager[None]:
