@@ -1,7 +1,5 @@
 """Every road to the bytes of a tensor on the device: open or closed, it is so with LMS as it is without (N11)."""
 
-import ctypes
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 import torch_lms
 from tests.bits import same_bits
-from tests.cpu.test_raw_access import READS, VIEWS, WRITES
+from tests.cpu.test_raw_access import READS, VIEWS, WRITES, new_bitsandbytes
 
 COUNT = 4096
 MIN_SIZE = 512
@@ -107,14 +105,12 @@ def test_what_a_kernel_does_by_a_pointer_that_has_died(
     pace: str, device: torch.device, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream may be at it still when the page leaves."""
-    pointing = ModuleType("bitsandbytes.functional")
-    pointing.get_ptr = lambda A: ctypes.c_void_p(A.data_ptr())  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, pointing.__name__, pointing)
+    bitsandbytes = new_bitsandbytes(monkeypatch)
     with torch_lms.session(limit=0, min_size=MIN_SIZE) as running:
         tensor = evicted(device)
         module.schedule(pace)
         for _ in range(3):
-            pointer = pointing.get_ptr(tensor)
+            pointer = bitsandbytes.get_ptr(tensor)
             with running._session.unseen():  # as what a function in C launches
                 tensor.add_(1)
             del pointer

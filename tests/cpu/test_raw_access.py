@@ -182,12 +182,18 @@ def test_an_operator_forgets_addresses(lms: api.Lms) -> None:
     assert lms.stats().unpaged_bytes == {"address escaped": 2048}
 
 
-@pytest.mark.skipif(not CAN_SWAP, reason="lends no memory: PyTorch 2.11")
-def test_a_pointer_has_a_tensor_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Unsloth calls functions in C: pointers by bitsandbytes, outside of any operator."""
+def new_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module in its place, with a ``get_ptr`` as it has it."""
     module = ModuleType("bitsandbytes.functional")
     module.get_ptr = lambda A: None if A is None else ctypes.c_void_p(A.data_ptr())  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+@pytest.mark.skipif(not CAN_SWAP, reason="lends no memory: PyTorch 2.11")
+def test_a_pointer_has_a_tensor_as_long_as_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Unsloth calls functions in C: pointers by bitsandbytes, outside of any operator."""
+    module = new_bitsandbytes(monkeypatch)
     copy_bytes = ctypes.CDLL(None).memcpy
     copy_bytes.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     with torch_lms.session(limit=0, min_size=512) as lms:

@@ -37,15 +37,7 @@ def llama_lora(run: Run) -> dict[str, Any]:
     """Adapters of a model in bfloat16, saved."""
     import peft
 
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-    )
+    config = _llama(width=128, layers=4)
     adapters = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
     def model() -> Any:
@@ -59,15 +51,7 @@ def qlora(run: Run) -> dict[str, Any]:
     """Adapters of a model whose weights are of 4 bits, by kernels that take addresses, and an optimizer of 8 bits."""
     import peft
 
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
-    )
+    config = _llama(width=256, layers=6)
     adapters = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
     quantized = transformers.BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
@@ -111,6 +95,18 @@ def vit(run: Run) -> dict[str, Any]:
     images = torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     rows = [{"pixel_values": image, "labels": number % 10} for number, image in enumerate(images)]
     return _trained(run, lambda: transformers.ViTForImageClassification(config), rows, save_steps=6)
+
+
+def _llama(width: int, layers: int) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+    )
 
 
 def _texts() -> list[dict[str, torch.Tensor]]:

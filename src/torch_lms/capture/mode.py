@@ -108,10 +108,10 @@ class LmsMode(TorchDispatchMode):
     ) -> Any:
         """See ``run``. Tensors that dispatch by themselves take themselves apart."""
         kwargs = kwargs or {}
-        if types and self._is_watching() and wrappers_among((*args, *kwargs.values())):
+        if types and self._is_watching() and (wrappers := wrappers_among((*args, *kwargs.values()))):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
-            return self._let_dispatch(func, args, kwargs)
+            return self._let_dispatch(wrappers, func, args, kwargs)
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,8 +156,11 @@ class LmsMode(TorchDispatchMode):
         """
         if not self._is_watching() or _is_traced():
             return []
+        return self._hold(wrappers_among((*args, *kwargs.values())), func, args, kwargs)
+
+    def _hold(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Entry]:
         with no_torch_function():
-            own = self._entries(list(filter(has_bytes, wrappers_among((*args, *kwargs.values())))))
+            own = self._entries([wrapper for wrapper in wrappers if has_bytes(wrapper)])
             if not own:
                 return []
             self._owner.export(own, "a dispatch of its own")
@@ -170,12 +173,12 @@ class LmsMode(TorchDispatchMode):
         if held:
             self._owner.end(held, held)
 
-    def _let_dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _let_dispatch(self, wrappers: list[Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Each takes itself apart, and its parts come back here: but those with bytes of their own may do it unseen."""
         if self._dispatches.now:
             self._dispatches.now = False  # for this call alone
             return NotImplemented
-        used = self.hold(func, args, kwargs)
+        used = self._hold(wrappers, func, args, kwargs)
         if not used:
             return NotImplemented
         try:

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -77,16 +77,25 @@ ESCAPED = "address escaped"
 """Why a page stays whose memory others may use."""
 
 
-class _Borrowers(threading.local):
-    """Who borrows pages on a thread, until he says that he does no more.
+class _Borrower(threading.local):
+    """Who borrows pages on a thread, for a while.
 
     Attributes:
-        of_all: pages whose memory is given away in any form.
-        of_addresses: tensors whose addresses are asked for.
+        borrow: holds pages until the end; None while nobody borrows.
     """
 
-    of_all: Callable[[list[Entry]], None] | None = None
-    of_addresses: Callable[[tuple[Any, ...]], None] | None = None
+    borrow: Callable[[list[Entry]], None] | None = None
+
+    @contextmanager
+    def borrowing(self, hold: Callable[[list[Entry]], AbstractContextManager[None]]) -> Iterator[None]:
+        """Inside, pages are borrowed: ``hold`` is entered for them, and left at the end."""
+        before = self.borrow
+        with ExitStack() as held:
+            self.borrow = lambda entries: held.enter_context(hold(entries))
+            try:
+                yield
+            finally:
+                self.borrow = before
 
 
 class RawPatches:
@@ -105,7 +114,7 @@ class RawPatches:
         self._extensions = Extensions(self._calling, self._making)
         self._loading = Loading(told)
         self._saving = Saving(lambda tensor: bool(self._any((tensor,))), lambda: self._borrowing(writes=False))
-        self._borrowers = _Borrowers()
+        self._of_all, self._of_addresses = _Borrower(), _Borrower()
 
     def install(self) -> None:
         """Put the patches in place."""
@@ -249,8 +258,8 @@ class RawPatches:
         if _only_compares(sys._getframe(2)):  # frames 0 and 1 are this method and `Patched.__call__`
             entries = self._known(owner)
             return _placeholder_address(args[0], entries[0]) if entries else call(*args, **kwargs)
-        if self._borrowers.of_addresses is not None:
-            self._borrowers.of_addresses(owner)
+        if self._of_addresses.borrow is not None:
+            self._of_addresses.borrow(self._known(owner))
         else:
             self._export(owner, ESCAPED)
         address = call(*args, **kwargs)
@@ -260,7 +269,7 @@ class RawPatches:
 
     def _pointing(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Lend an address to a pointer object. Its user has it as long as he uses the address."""
-        if self._borrowers.of_addresses is not None:
+        if self._of_addresses.borrow is not None:
             return call(*args, **kwargs)
         entries = self._any((*args, *kwargs.values()))
         with self._touching(entries, written=False), self.lending_addresses(entries):
@@ -357,7 +366,7 @@ class RawPatches:
         placeholder = self._saving.placeholder(*args)
         if placeholder is not None:
             return placeholder, args[0]
-        if self._borrowers.of_all is not None:
+        if self._of_all.borrow is not None:
             return call(*args, **kwargs)
         with self._borrowing(writes=False):
             array, tensor = call(*args, **kwargs)
@@ -386,37 +395,20 @@ class RawPatches:
 
     def _export(self, values: Iterable[Any], reason: str) -> None:
         entries = self._any(values)
-        if self._borrowers.of_all is not None:
-            self._borrowers.of_all(entries)
+        if self._of_all.borrow is not None:
+            self._of_all.borrow(entries)
         elif entries:
             self._told.export(entries, reason)
 
-    @contextmanager
-    def _borrowing(self, writes: bool) -> Iterator[None]:
-        """Inside, pages whose addresses this thread asks for stay until the end, and no longer."""
-        before = self._borrowers.of_all
-        with ExitStack() as held:
-            self._borrowers.of_all = lambda entries: held.enter_context(self._touching(entries, writes))
-            try:
-                yield
-            finally:
-                self._borrowers.of_all = before
+    def _borrowing(self, writes: bool) -> AbstractContextManager[None]:
+        """Inside, pages whose memory this thread gives away stay until the end, and no longer."""
+        return self._of_all.borrowing(lambda entries: self._touching(entries, writes))
 
-    @contextmanager
-    def lending_addresses(self, used: list[Entry]) -> Iterator[None]:
+    def lending_addresses(self, used: list[Entry]) -> AbstractContextManager[None]:
         """Inside, an operator written in Python runs on ``used``: it has forgotten addresses when it ends."""
-        before = self._borrowers.of_addresses
-        with ExitStack() as held:
-
-            def lend(tensors: tuple[Any, ...]) -> None:
-                others = [entry for entry in self._known(tensors) if entry not in used]
-                held.enter_context(self._touching(others, written=True))
-
-            self._borrowers.of_addresses = lend
-            try:
-                yield
-            finally:
-                self._borrowers.of_addresses = before
+        return self._of_addresses.borrowing(
+            lambda entries: self._touching([entry for entry in entries if entry not in used], written=True)
+        )
 
     @contextmanager
     def _holding(self, values: tuple[Any, ...], written: list[Any]) -> Iterator[None]:

@@ -611,7 +611,7 @@ class Engine:
         self._tell(self.pager.limit_changed(nbytes))
 
     def leave_free(self, nbytes: int) -> None:
-        """An operation took ``nbytes`` beside pages, and takes another algorithm where it cannot have them (N28)."""
+        """An operation took ``nbytes`` beside pages. Without them it takes another algorithm, or fails (N28)."""
         if nbytes <= self._workspace_bytes or self._ask_free is None:
             return
         self._workspace_bytes = nbytes

@@ -251,7 +251,7 @@ class DeviceBackend:
             self.executor.use([self._entries[page] for page in pages])
 
     def room_to_search(self, op_bytes: int) -> int:
-        """Bytes to make free for an operation on ``op_bytes`` that chooses an algorithm by what is free (N28)."""
+        """Bytes to make free for an operation on ``op_bytes``: see ``PageOwner``."""
         if self.allocator is None:
             return 0
         pager = self.engine.pager
