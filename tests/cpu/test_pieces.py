@@ -395,6 +395,18 @@ def test_writes_go_to_the_tiles(in_tiles: tuple[Tensor, Tensor]) -> None:
     assert same_bits([y.clone()], [expected])
 
 
+def test_tensors_that_were_cut_alike_are_cut_further_each_by_itself() -> None:
+    """Two arguments of one operation were once cut by one list of bounds: cutting one of them lost the other."""
+    a, b, ones = rand(64, 64), rand(64, 64), torch.ones(3, 64)
+    expected = [a + b, ones @ a, b * 2, a.clone(), b.clone()]
+    with torch_lms.session(limit=12_000, min_size=MIN_SIZE):
+        found = [a + b, ones @ a]
+        assert is_in_tiles(a)
+        assert is_in_tiles(b)
+        found += [b * 2, a, b]
+    assert same_bits(found, expected)
+
+
 def test_a_write_that_pytorch_refuses_is_refused(in_tiles: tuple[Tensor, Tensor]) -> None:
     for tensor in in_tiles:
         with pytest.raises(RuntimeError, match="refer to a single memory location"):

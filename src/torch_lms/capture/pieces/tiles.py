@@ -135,7 +135,7 @@ class Tiles:
         self.strides = like.stride()
         self.dtype = like.dtype
         self.device = device
-        self.bounds = bounds
+        self.bounds = list(bounds)  # refined in its own way
         self.cells = cells
 
     @property
