@@ -604,6 +604,22 @@ def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+def test_at_the_brim_an_operation_on_little_may_create_much(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python hears of that one alone: those before it created what they had created before."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    page, row = torch.ones(1000), torch.ones(1, 300)
+    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+        kept = [page + 1 for _ in range(150)]
+        del kept[:100]
+        assert lms.stats().resident_bytes < 250_000
+        kept += [page + 1 for _ in range(190)]
+        kept.append(row.t() @ row)
+        stats = lms.stats()
+    assert stats.evicted_bytes >= 100_000
+    assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
+@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
 def test_pages_whose_size_the_program_changes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By operations, while everything fits: born in the session, or older."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)

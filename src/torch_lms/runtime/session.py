@@ -277,8 +277,10 @@ class Session(PageOwner):
         with self.lock:
             self.fast_path.take_over()
         engine = entries[0].engine
-        # What is split must not depend on what is there (N10).
-        return not engine.is_roomy or sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
+        # The ledger does not count what was born on the fast path in this step. What is split must not depend on what
+        # is there (N10).
+        is_roomy = self.fast_path.is_roomy(engine) if self.fast_path.is_open else engine.is_roomy
+        return not is_roomy or sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
 
     def limit_of(self, device: torch.device) -> int | None:
         """Bytes of ``device`` that pages may occupy; None if it has none, or there is room for as much again."""
