@@ -287,6 +287,9 @@ CALLS: dict[str, list[Made]] = {
         lambda: (rand(1, 6, 31, 29), [1, 2, 3, 0], 0.5),
         lambda: (rand(2, 6, 31, 29).to(memory_format=LAST), [1, 1, 1, 1]),
         lambda: (rand(97, 53), [0, 0, 5, 7]),
+        lambda: (rand(1, 6, 31, 29), [-1, 2, 3, -2], 0.5),
+        lambda: (rand(2, 6, 31, 29).to(memory_format=LAST), [-1, -1, -2, 0]),
+        lambda: (rand(8, 2, 31, 53), [0, -13]),
     ],
     "slice_backward": [
         lambda: (rand(2, 31, 53), [2, 97, 53], 1, 13, 44, 1),

@@ -59,7 +59,7 @@ def placed(job: Job) -> Any:
         source, firsts, value = _PLACED[job.info.packet](job.given)
     sizes = zip(firsts, source.shape, like.shape, strict=True)
     if any(first < 0 or first + size > whole for first, size, whole in sizes):
-        return NOT_CUT  # it is cropped, or taken in steps
+        return NOT_CUT  # it is taken in steps
     try:
         view = job.table.view_of(source)
     except NotInTiles:
@@ -91,7 +91,12 @@ def _padded(given: Arguments) -> Placed:
     source, pad = given["self"], given["pad"]
     firsts = [0] * source.dim()
     for place in range(len(pad) // 2):
-        firsts[-1 - place] = pad[2 * place]
+        before, after = pad[2 * place : 2 * place + 2]
+        dim = source.dim() - 1 - place
+        firsts[dim] = max(0, before)
+        cropped = min(0, before) + min(0, after)
+        if cropped:
+            source = source.narrow(dim, max(0, -before), source.shape[dim] + cropped)
     return source, firsts, given["value"]
 
 
