@@ -409,6 +409,30 @@ def _without_padding(given: Arguments) -> dict[str, Any]:
     return {"padding": [0, *given["padding"][1:]]}
 
 
+def _channels_by_group(
+    given: Arguments, dims: Mapping[str, int], bias_sizes: list[int] | None = None, shape_only: str = ""
+) -> Cut:
+    """Each group of channels is computed by itself.
+
+    Args:
+        given: of the call.
+        dims: by the names of arguments, which of their dimensions are channels.
+        bias_sizes: of the result, if it is among the arguments.
+        shape_only: the name of an argument of which nothing but the shape is asked.
+    """
+    groups = given["groups"]
+
+    def takes(first: int, last: int) -> dict[str, Any]:
+        found: dict[str, Any] = {"groups": last - first}
+        for name, dim in dims.items():
+            if given[name] is not None:
+                width = given[name].shape[dim] // groups
+                found[name] = Slab(dim, first * width, last * width, shape_only=name == shape_only)
+        return found | ({"bias_sizes": [bias_sizes[0] // groups * (last - first)]} if bias_sizes else {})
+
+    return Cut("groups of channels", groups, takes)
+
+
 def _convolution(given: Arguments) -> Iterator[Cut]:
     tensor, weight = given["input"], given["weight"]
     if not _is_in_full(given):
@@ -428,21 +452,20 @@ def _convolution(given: Arguments) -> Iterator[Cut]:
 
     if given["groups"] == 1:
         yield Cut("channels", weight.shape[1 if given["transposed"] else 0], channels)
-        return
-
-    def alone(first: int, last: int) -> dict[str, Any]:
-        return {"input": Slab(1, first, last), "groups": last - first, **channels(first, last)}
-
-    if given["groups"] == tensor.shape[1] == weight.shape[0]:
-        yield Cut("channels", weight.shape[0], alone)
+    else:
+        yield _channels_by_group(given, {"input": 1, "weight": 0, "bias": 0})
 
 
 def _convolution_backward(given: Arguments) -> Iterator[Cut]:
     """Either the gradient of the input, or those of weight and bias: ``split.parts`` has told them apart."""
     tensor, weight = given["input"], given["weight"]
     of_input, *others = given["output_mask"]
-    if (of_input and any(others)) or given["groups"] != 1 or not _is_in_full(given):
+    if (of_input and any(others)) or not _is_in_full(given):
         return
+    sizes = given["bias_sizes"]
+    by_group = _channels_by_group(
+        given, {"grad_output": 1, "input": 1, "weight": 0}, sizes, shape_only="input" if of_input else ""
+    )
     out, into = (1, 0) if given["transposed"] else (0, 1)
     if of_input:
         line = _Line.of(given)
@@ -466,19 +489,21 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
         yield Cut("samples", tensor.shape[0], samples)
         if not given["transposed"] and line.stride <= line.reach and _is_covered(line):
             yield Cut("rows", line.size, rows, keeps=kept)
-        yield Cut("channels", tensor.shape[1], channels)
+        yield Cut("channels", tensor.shape[1], channels) if given["groups"] == 1 else by_group
         return
 
     def weights(first: int, last: int) -> dict[str, Any]:
-        sizes = given["bias_sizes"]
         found = {"grad_output": Slab(1, first, last), "weight": Slab(out, first, last)}
         return found | ({"bias_sizes": [last - first]} if sizes else {})
 
     def weights_of(first: int, last: int) -> dict[str, Any]:
         return {"input": Slab(1, first, last), "weight": Slab(into, first, last)}
 
-    yield Cut("channels of the result", weight.shape[out], weights)
-    yield Cut("channels of the input", weight.shape[into], weights_of)
+    if given["groups"] == 1:
+        yield Cut("channels of the result", weight.shape[out], weights)
+        yield Cut("channels of the input", weight.shape[into], weights_of)
+    else:
+        yield by_group
 
 
 def _is_covered(line: _Line) -> bool:
