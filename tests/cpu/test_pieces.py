@@ -800,3 +800,19 @@ def test_smaller_operations_are_cut_only_beside_one_that_exceeds_the_limit() -> 
             x.neg()
             torch_lms.step()
             assert lms.stats().in_pieces >= expected
+
+
+def test_what_ran_in_pieces_does_so_again() -> None:
+    """The native interposer learns what operations create: one in pieces creates no page of its own."""
+    small, mask = torch.randn(1000), torch.rand(2, 256, 256) > 0.5
+    low, zero = torch.full((), -1e9), torch.zeros(())
+    with torch_lms.session(limit=2_071_936, min_size=1024) as lms:
+        for _ in range(8):
+            kept = [small * number for number in range(30)]
+            blocks = torch.cat([torch.where(mask, low, zero), torch.where(mask, zero, low)], dim=2)
+            used = [blocks[:, first : first + 16, :24].contiguous() for first in range(0, 64, 16)]
+            del kept, blocks, used
+            torch_lms.step()
+        stats = lms.stats()
+    assert stats.in_pieces >= 8
+    assert stats.peak_resident_bytes <= stats.limit_bytes

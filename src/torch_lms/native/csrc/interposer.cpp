@@ -483,7 +483,9 @@ void Interposer::run_plain(
     run_in_python(handle, below, stack);
     if (is_to_learn) {
       std::lock_guard<std::mutex> held(lock);
-      learn(signature, made_by(handle, *stack, used));
+      if (const auto made = made_by(handle, *stack, used)) {
+        learn(signature, *made);
+      }
     }
     return;
   }
@@ -627,20 +629,27 @@ bool Interposer::has_room(Running& self) {
       pages.has_room(self.promised + promised_beside(self));
 }
 
-// The bytes of pages that an operation made: those on the `stack` that it did not use.
-int64_t Interposer::made_by(
+// The bytes of pages that an operation made: those on the `stack` that it did not use. Nothing, if a result is in tiles:
+// the operation would need more than there is.
+std::optional<int64_t> Interposer::made_by(
     const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const {
   int64_t nbytes = 0;
+  bool are_whole = true;
   std::unordered_set<PageId> counted(used.begin(), used.end());
   for (const auto& value : Last{stack, handle.schema().returns().size()}) {
     every_tensor(value, [&](const at::Tensor& tensor) {
       const auto& impl = *tensor.unsafeGetTensorImpl();
-      const Page* page = is_strided(impl) ? pages.find(impl.unsafe_storage().unsafeGetStorageImpl()) : nullptr;
+      if (!is_strided(impl)) {
+        return true;
+      }
+      const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
+      const Page* page = pages.find(storage);
       nbytes += page != nullptr && counted.insert(page->id).second ? page->nbytes : 0;
+      are_whole = are_whole && (page != nullptr || impl.numel() == 0 || storage->nbytes() > 0);
       return true;
     });
   }
-  return nbytes;
+  return are_whole ? std::make_optional(nbytes) : std::nullopt;
 }
 
 // Operations of this signature create so much.

@@ -255,7 +255,8 @@ class Interposer {
   void learn(size_t signature, int64_t nbytes);
   void note_begin(Running& self);
   bool expect(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
-  int64_t made_by(const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;
+  std::optional<int64_t> made_by(
+      const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const;
   bool note_writes(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   Entrance prepare(Running& self);
   bool carry(Running& self);
