@@ -2,10 +2,7 @@
 
 import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -20,6 +17,7 @@ from tests.sweep.cases import Case, all_cases
 from tests.sweep.exceptions import CHANGED_BY_ANY_MODE, UNREPEATABLE
 from tests.sweep.variants import Verdict, judge
 from tests.ways import IS_NATIVE
+from tests.workers import answers, serve
 
 _SECONDS_PER_CASE = 1800
 _EXPECTED = {"mode": {} if IS_NATIVE else CHANGED_BY_ANY_MODE, "unrepeatable": UNREPEATABLE}
@@ -37,70 +35,12 @@ def failures(case: Case, verdict: Verdict) -> list[str]:
     return found
 
 
-class Worker:
-    """A process that judges one case after the other, and is started anew when it dies."""
-
-    def __init__(self, in_pieces: bool) -> None:
-        self._in_pieces = in_pieces
-        self._process = self._start()
-
-    def judge(self, number: int) -> Verdict:
-        """The verdict on the case with this number."""
-        timer = threading.Timer(_SECONDS_PER_CASE, self._process.kill)
-        timer.start()
-        try:
-            print(number, file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        if line:
-            return Verdict(**json.loads(line))
-        code = self._process.wait()
-        self._process = self._start()
-        return Verdict(state="crashed", detail=f"the process ended with {code}")
-
-    def close(self) -> None:
-        """End it."""
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _start(self) -> "subprocess.Popen[str]":
-        command = [sys.executable, "-m", "tests.sweep", "--worker", *(["--in-pieces"] if self._in_pieces else [])]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def work(in_pieces: bool) -> None:
-    """Judge the cases whose numbers come on standard input."""
-    torch.set_num_threads(1)
-    cases = all_cases()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what operators print
-    for line in sys.stdin:
-        print(json.dumps(asdict(judge(cases[int(line)], in_pieces))), file=answers, flush=True)
-
-
 def verdicts(cases: list[Case], numbers: list[int], workers: int, in_pieces: bool) -> Iterator[tuple[Case, Verdict]]:
     """As they come."""
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    judged: queue.SimpleQueue[tuple[Case, Verdict]] = queue.SimpleQueue()
-    for number in numbers:
-        waiting.put(number)
-
-    def drain() -> None:
-        worker = Worker(in_pieces)
-        while True:
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                break
-            judged.put((cases[number], worker.judge(number)))
-        worker.close()
-
-    threads = [threading.Thread(target=drain, daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for _ in numbers:
-        yield judged.get()
+    command = [sys.executable, "-m", "tests.sweep", "--worker", *(["--in-pieces"] if in_pieces else [])]
+    for number, answer in answers(command, map(str, numbers), workers, _SECONDS_PER_CASE):
+        verdict = Verdict(state="crashed", detail=answer) if isinstance(answer, str) else Verdict(**answer)
+        yield cases[int(number)], verdict
 
 
 def table(results: list[tuple[Case, Verdict]], in_pieces: bool) -> Table:
@@ -148,7 +88,9 @@ def table(results: list[tuple[Case, Verdict]], in_pieces: bool) -> Table:
 def main(match: str, every: int, workers: int, in_pieces: bool, output: Path | None, worker: bool) -> None:
     """Compare every operator, module and optimizer of PyTorch's own test lists with and without LMS."""
     if worker:
-        work(in_pieces)
+        torch.set_num_threads(1)
+        cases = all_cases()
+        serve(lambda number: asdict(judge(cases[int(number)], in_pieces)))
         return
     console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
     cases = all_cases()

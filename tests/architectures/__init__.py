@@ -1,0 +1,9 @@
+"""Every family of networks of timm and torchvision, and every kind of model of transformers, trained under LMS.
+
+    python -m tests.architectures                    # all of them: two hours
+    python -m tests.architectures --match timm:vit   # those whose name contains this
+
+Each is made as small as it can be by rules that know none of them (``networks``, ``small``), and trained for some
+steps: in stock PyTorch twice, with LMS where all fits, at a half and at a fifth of its demand, in pages from 1 KiB.
+Losses and all weights must be equal to the bit. What the rules cannot make, or feed, is listed and left out.
+"""
