@@ -620,6 +620,19 @@ def test_at_the_brim_an_operation_on_little_may_create_much(way: str, monkeypatc
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+def test_what_an_operation_creates_may_depend_on_a_number(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    row = torch.randn(80_000)
+    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+        kept = [row[:1000] + 1 for _ in range(150)]
+        for count in (1000, 80_000):
+            kept += row.topk(count)
+        stats = lms.stats()
+    assert stats.evicted_bytes >= 100_000
+    assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
+@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
 def test_pages_whose_size_the_program_changes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By operations, while everything fits: born in the session, or older."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)

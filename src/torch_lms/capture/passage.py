@@ -34,6 +34,7 @@ class Described(NamedTuple):
         takes_lists: of tensors, and treats each index by itself.
         searches: it chooses an algorithm by the memory that it finds free.
         is_repeatable: called again with the same, it gives the same bits.
+        numbers_matter: the sizes of its results may depend on numbers among its arguments.
     """
 
     passage: Passage
@@ -44,13 +45,14 @@ class Described(NamedTuple):
     takes_lists: bool
     searches: bool
     is_repeatable: bool
+    numbers_matter: bool
 
 
 def described(func: Any) -> Described:
     """What the native interposer must know of ``func``."""
     info = describe(func)
     writes = [position for position, _ in info.writes]
-    flags = info.empty, info.seeded, bool(info.list_args), info.searches, info.repeatable
+    flags = info.empty, info.seeded, bool(info.list_args), info.searches, info.repeatable, info.numbers_matter
     return Described(_passage(func, info), info.name, writes, *flags)
 
 

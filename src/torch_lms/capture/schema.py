@@ -168,6 +168,13 @@ class OpInfo:
         object.__setattr__(self, "is_simple", is_simple)
 
     @property
+    def numbers_matter(self) -> bool:
+        """Whether the sizes of its results may depend on numbers among its arguments. Those of an optimizer change with
+        each step.
+        """
+        return not (self.pointwise or self.list_args)
+
+    @property
     def packet(self) -> str:
         """The name without that of the overload, as in "aten::add"."""
         return self.name.split(".")[0]

@@ -101,9 +101,8 @@ class Firsts:
 
 
 def _key(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    numbers_matter = not (info.pointwise or info.list_args)  # an optimizer's change with each step
-    by_name = _signature(kwargs.items(), numbers_matter) if kwargs else ()
-    return func, torch.is_grad_enabled(), _signature(args, numbers_matter), by_name
+    by_name = _signature(kwargs.items(), info.numbers_matter) if kwargs else ()
+    return func, torch.is_grad_enabled(), _signature(args, info.numbers_matter), by_name
 
 
 def _signature(values: Iterable[Any], numbers_matter: bool) -> tuple[Any, ...]:

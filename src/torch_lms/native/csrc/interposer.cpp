@@ -61,13 +61,24 @@ Last arguments_of(const c10::OperatorHandle& handle, const torch::jit::Stack& st
   return {stack, handle.schema().arguments().size()};
 }
 
-// Of a call: its operator, the sizes and types of its tensors, and its lists of numbers. What it creates depends on little
-// else.
+// Of a call: its operator, the sizes and types of its tensors, and what else its results' sizes depend on.
 size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
   size_t signature = c10::get_hash(&op);
   for (const auto& value : arguments_of(handle, stack)) {
     if (value.isIntList()) {
       signature = c10::get_hash(signature, value.toIntVector());
+    } else if (value.isBool()) {
+      signature = c10::get_hash(signature, value.toBool());
+    } else if (value.isBoolList()) {
+      for (const bool each : value.toBoolList()) {
+        signature = c10::get_hash(signature, each);
+      }
+    } else if (op.numbers_matter && value.isInt()) {
+      signature = c10::get_hash(signature, value.toInt());
+    } else if (op.numbers_matter && value.isDouble()) {
+      signature = c10::get_hash(signature, value.toDouble());
+    } else {
+      signature = c10::get_hash(signature, value.isNone());
     }
     every_tensor(value, [&](const at::Tensor& tensor) {
       const bool has_sizes = is_strided(*tensor.unsafeGetTensorImpl());

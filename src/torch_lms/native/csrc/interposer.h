@@ -42,6 +42,7 @@ struct Operator {
   bool takes_lists;            // of tensors, and treats each index by itself
   bool searches;               // it chooses an algorithm by the memory that it finds free
   bool is_repeatable;          // called again with the same, it gives the same bits
+  bool numbers_matter;         // the sizes of its results may depend on numbers among its arguments
 
   bool can_begin_anew() const {  // after memory ran out, it gives what it would have given at first
     return writes.empty() && !is_seeded;
