@@ -816,3 +816,21 @@ def test_what_ran_in_pieces_does_so_again() -> None:
         stats = lms.stats()
     assert stats.in_pieces >= 8
     assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_tiles_whose_bounds_a_view_does_not_show(joins: bool) -> None:
+    """Tiles are rows of 2,500 elements. Two of them are a row that is padded, or joined."""
+    column, row = rand(40, 1), rand(1, 2500)
+
+    def made() -> Tensor:
+        rows = (column * row).view(20, 5000)
+        return torch.cat([rows, column[:20] * row[:, :500]], 1) if joins else F.pad(rows, (0, 0, 2, 1), value=3.0)
+
+    expected = made()
+    with torch_lms.session(limit=120_000, min_size=MIN_SIZE) as lms:
+        found = made()
+        stats = lms.stats()
+        assert is_in_tiles(found)
+        assert same_bits([found], [expected])
+    assert stats.peak_resident_bytes <= stats.limit_bytes

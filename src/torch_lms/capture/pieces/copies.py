@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces.cuts import Arguments
-from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, taken_there
-from torch_lms.capture.pieces.tiles import Region, copied, dense_strides, order_of, part, regions_of
+from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, small_grid, taken_there
+from torch_lms.capture.pieces.tiles import Grid, Region, copied, dense_strides, order_of, part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
@@ -64,11 +64,16 @@ def placed(job: Job) -> Any:
         view = job.table.view_of(source)
     except NotInTiles:
         return NOT_CUT
-    grid = slabs_of(like, job.target // like.itemsize)
+    most = job.target // like.itemsize
+    grid = slabs_of(like, most)
     if view is not None:
+        as_in_tiles: Grid = []
         for dim, first in enumerate(firsts):
             inside = view.bounds(dim)[1:-1]
-            grid[dim] = (0, *(first + bound for bound in inside), like.shape[dim])
+            as_in_tiles.append((0, *(first + bound for bound in inside), like.shape[dim]))
+            if first % max(1, view.step(dim)):
+                grid[dim] = (0, like.shape[dim])
+        grid = small_grid(as_in_tiles, view, grid, most)
     (gathered,) = job.gathered()
     for region in regions_of(grid):
         with job.table.seen():
@@ -148,9 +153,12 @@ def _joined(job: Job) -> Any:
         return NOT_CUT
     along = job.given["dim"] % like.dim()
     in_tiles = [view for view in views if view is not None]
-    grid = slabs_of(like, job.target // like.itemsize)
+    most = job.target // like.itemsize
+    grid = slabs_of(like, most)
     if in_tiles:
-        grid = in_tiles[0].grid()
+        as_in_tiles = in_tiles[0].grid()
+        as_in_tiles[along] = (0, max(tensor.shape[along] for tensor in tensors))
+        grid = small_grid(as_in_tiles, in_tiles[0], grid, most)
     (gathered,) = job.gathered()
     first = 0
     for tensor, view in zip(tensors, views, strict=True):
@@ -162,7 +170,7 @@ def _joined(job: Job) -> Any:
         if view is not None:
             with job.table.seen():
                 refine(view, tensor, bounds, job.least)
-        own = slabs_of(tensor, job.target // like.itemsize)[along] if view is None else view.bounds(along)
+        own = slabs_of(tensor, most)[along] if view is None else view.bounds(along)
         shortest = (min(b - a for a, b in pairwise(its)) for dim, its in enumerate(bounds) if dim != along)
         bounds[along] = _coarser(own, -(-job.least // (math.prod(shortest) * like.itemsize)))
         for region in regions_of(bounds):

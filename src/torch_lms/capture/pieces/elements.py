@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,9 +14,11 @@ from torch_lms.capture.pieces.job import (
     Job,
     can_be_read,
     cuts_for,
+    longest,
     put_in_tiles,
     refine,
     slabs_of,
+    small_grid,
     taken_there,
 )
 from torch_lms.capture.pieces.tiles import Grid, Region, regions_of
@@ -123,14 +124,8 @@ def _grid(
     for name in sorted(tensors, key=lambda name: name not in written):
         view = views[name]
         if view is not None and tensors[name].shape == target.shape:
-            grid = view.grid()
-            return grid if _longest(grid) * itemsize <= job.most else _finer(grid, view, slabs)
+            return small_grid(view.grid(), view, slabs, job.most // itemsize)
     return slabs
-
-
-def _longest(grid: Grid) -> int:
-    """The most elements between bounds of ``grid``."""
-    return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
 
 
 def _put_in_tiles(job: Job, whole: dict[str, torch.Tensor], grid: Grid, itemsize: int) -> dict[str, View]:
@@ -141,17 +136,7 @@ def _put_in_tiles(job: Job, whole: dict[str, torch.Tensor], grid: Grid, itemsize
         tensor = whole[name]
         return grid if tensor.shape == shape and users[untyped_storage(tensor)] == 1 else None
 
-    return put_in_tiles(job, whole, itemsize * _longest(grid), grid_of, most=job.limit)
-
-
-def _finer(grid: Grid, view: View, slabs: Grid) -> Grid:
-    """``grid``, cut as ``slabs`` are where ``view`` can be cut and is not: its shape may show no tile's bounds."""
-    found = list(grid)
-    for dim, bounds in enumerate(slabs):
-        step = view.step(dim)
-        if len(grid[dim]) <= 2 and step and all(bound % step == 0 for bound in bounds[:-1]):
-            found[dim] = bounds
-    return found
+    return put_in_tiles(job, whole, itemsize * longest(grid), grid_of, most=job.limit)
 
 
 def _is_free_of_place(job: Job, tensors: dict[str, torch.Tensor], target: torch.Tensor, regions: list[Region]) -> bool:

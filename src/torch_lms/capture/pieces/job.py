@@ -1,7 +1,9 @@
 """One operation that is to be run in pieces, and what it takes to do so (N27)."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -104,6 +106,25 @@ def slabs_of(tensor: torch.Tensor, most: int) -> Grid:
         left //= size
         bounds[dim] = at_most(size, max(1, most // left))
     return bounds
+
+
+def longest(grid: Grid) -> int:
+    """The most elements between bounds of ``grid``."""
+    return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
+
+
+def small_grid(grid: Grid, view: View, slabs: Grid, most: int) -> Grid:
+    """``grid``, as the tiles of ``view`` have it. Where more than ``most`` elements are between its bounds, it is cut
+    as ``slabs`` are, too, where it is not cut and can be: the view's shape may show no tile's bounds.
+    """
+    if longest(grid) <= most:
+        return grid
+    found = list(grid)
+    for dim, bounds in enumerate(slabs):
+        step = view.step(dim)
+        if len(grid[dim]) <= 2 and step and all(bound % step == 0 for bound in bounds[:-1]):
+            found[dim] = bounds
+    return found
 
 
 def taken_there(tensor: torch.Tensor, view: View | None, region: Region, in_place: bool = False) -> torch.Tensor:
