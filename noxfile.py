@@ -82,6 +82,13 @@ def trainers(session: nox.Session) -> None:
 
 
 @nox.session
+def architectures(session: nox.Session) -> None:
+    """Networks of timm, torchvision and transformers, each trained small at a half and at a fifth of its demand."""
+    install(session, "-e", ".[all]")
+    session.run("python", "-m", "tests.architectures", *session.posargs)
+
+
+@nox.session
 def wheels(session: nox.Session) -> None:
     """One wheel, in dist/, with the native interposer for each version of PyTorch. Needs g++.
 

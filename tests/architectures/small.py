@@ -39,7 +39,7 @@ def make_small(configuration: PretrainedConfig) -> PretrainedConfig:
             try:
                 setattr(configuration, name, _limited(value, most))
             except Exception:
-                continue  # it checks its settings, and knows better
+                continue  # it checks its settings, and refuses this one
     kinds = getattr(configuration, "layer_types", None)
     if kinds and hasattr(configuration, "num_hidden_layers"):
         configuration.layer_types = list(kinds)[: configuration.num_hidden_layers]
