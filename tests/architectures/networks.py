@@ -163,7 +163,7 @@ def _candidates_of_torchvision(name: str) -> Iterator[Network]:
     from torchvision import models
 
     options = {"weights_backbone": None} if name in models.list_models(module=models.segmentation) else {}
-    shapes = [(2, 3, side, side) for side in _SIDES] + [(1, 3, 8, 64, 64), (1, 3, 16, 112, 112), (1, 3, 16, 224, 224)]
+    shapes = [(2, 3, side, side) for side in _SIDES] + [(1, 3, 8, 64, 64), (1, 3, 16, 112, 112)]
     for shape in shapes:
         yield _of_pictures(lambda: models.get_model(name, weights=None, **options), *shape)
 
