@@ -2,7 +2,9 @@
 
 import pytest
 
-import torch_lms.transformers  # noqa: F401  # first: beside a build of PyTorch for the CPU, torchvision needs it
+pytest.importorskip("torch_lms.transformers")  # first: beside a build of PyTorch for the CPU, torchvision needs it
+pytest.importorskip("timm")
+
 from tests.architectures.judge import judge
 from tests.architectures.networks import names
 
