@@ -2,9 +2,8 @@
 
 import pytest
 
-pytest.importorskip(
-    "torch_lms.transformers", exc_type=ImportError
-)  # first: beside a build of PyTorch for the CPU, torchvision needs it
+# First: beside a build of PyTorch for the CPU, torchvision needs it.
+pytest.importorskip("torch_lms.transformers", exc_type=ImportError)
 pytest.importorskip("timm")
 
 from tests.architectures.judge import judge
