@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 import torch
-from bits import same_bits
 from torch import nn
 
 import torch_lms
+from tests.bits import same_bits
 from torch_lms.runtime.stats import Stats
 
 MIN_SIZE = 1024

@@ -1,6 +1,6 @@
 """Every family of networks of timm and torchvision, and every kind of model of transformers, trained under LMS.
 
-    python -m tests.architectures                    # all of them: two hours
+    python -m tests.architectures                    # all of them: an hour
     python -m tests.architectures --match timm:vit   # those whose name contains this
 
 Each is made as small as it can be by rules that know none of them (``networks``, ``small``), and trained for some

@@ -44,7 +44,7 @@ def table(verdicts: dict[str, Verdict]) -> Table:
         its = [verdict for name, verdict in verdicts.items() if library in (name.partition(":")[0], "all")]
         states = Counter(verdict.state for verdict in its)
         trained = len(its) - states["left out"] - states["unrepeatable"]
-        exceeded = [sum(verdict.excesses.get(f"{share:g}", 0) > _TOLERATED for verdict in its) for share in SHARES]
+        exceeded = [sum(verdict.peaks.get(f"{share:g}", 0) > _TOLERATED for verdict in its) for share in SHARES]
         failed = sum(states[state] for state in _FAILURES)
         figures = (len(its), states["left out"], states["unrepeatable"], trained, states["equal"], *exceeded, failed)
         label = library if library == "all" else f"{library} {version(library)}"
@@ -69,7 +69,7 @@ def main(match: str, every: int, workers: int, worker: bool) -> None:
     for name, answer in answers(command, chosen, workers, _SECONDS_PER_NETWORK):
         verdict = Verdict("crashed", answer) if isinstance(answer, str) else Verdict(**answer)
         verdicts[name] = verdict
-        peaks = ", ".join(f"{peak:.3f} of the limit at {share}" for share, peak in verdict.excesses.items())
+        peaks = ", ".join(f"{peak:.3f} of the limit at {share}" for share, peak in verdict.peaks.items())
         console.print(f"{name}: {verdict.state} {verdict.detail[:300]} {peaks}", markup=False, soft_wrap=True)
     console.print(table({name: verdicts[name] for name in chosen}))
     sys.exit(any(verdict.state in _FAILURES for verdict in verdicts.values()))

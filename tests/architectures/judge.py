@@ -10,6 +10,7 @@ from torch import Tensor
 import torch_lms
 from tests.architectures.networks import Network, built, loss_of
 from tests.bits import same_bits
+from tests.shares import trained
 
 SHARES = (0.5, 0.2)
 """Of the demand: limits."""
@@ -27,13 +28,13 @@ class Verdict:
             PyTorch; "left out", as it cannot be made; or "crashed".
         detail: where, or why.
         demand_bytes: of the training.
-        excesses: by share of the demand, the most bytes that pages had on the device over the limit.
+        peaks: by share of the demand that the limit is, the most bytes of pages on the device, in limits.
     """
 
     state: str
     detail: str = ""
     demand_bytes: int = 0
-    excesses: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
 
 
 def judge(name: str) -> Verdict:
@@ -61,7 +62,7 @@ def judge(name: str) -> Verdict:
         if share is None:
             verdict.demand_bytes = stats.demand_bytes
         else:
-            verdict.excesses[f"{share:g}"] = stats.peak_resident_bytes / limit
+            verdict.peaks[f"{share:g}"] = stats.peak_resident_bytes / limit
     return verdict
 
 
@@ -72,11 +73,4 @@ def _trained(network: Network) -> list[Tensor]:
     torch.manual_seed(0)
     model = network.make().train()
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-4)
-    losses = []
-    for _ in range(_STEPS):
-        loss = loss_of(network.result(model))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return [*losses, *model.state_dict().values()]
+    return [*trained(model, optimizer, lambda: loss_of(network.result(model)), _STEPS), *model.buffers()]

@@ -47,10 +47,6 @@ class CannotBeMade(Exception):
     """The rules make no network that can be trained; the message is the first error."""
 
 
-class _TooLarge(Exception):
-    """It has too many parameters, and so have those that would be tried next."""
-
-
 def names() -> list[str]:
     """Of all, as ``built`` takes them."""
     import timm
@@ -72,12 +68,12 @@ def built(name: str) -> Network:
         try:
             with redirect_stderr(StringIO()):
                 model = network.make()
-                if _parameters_of(model) > _MAX_PARAMETERS:
-                    raise _TooLarge(f"{_parameters_of(model):,} parameters")
+                if _parameters_of(model) > _MAX_PARAMETERS:  # those that would be tried next have as many
+                    raise CannotBeMade(f"{_parameters_of(model):,} parameters")
                 loss_of(network.result(model)).backward()
             return network
-        except _TooLarge as error:
-            raise CannotBeMade(str(error)) from error
+        except CannotBeMade:
+            raise
         except Exception as error:
             errors.append(f"{type(error).__name__}: {error}")
     raise CannotBeMade(errors[0] if errors else "there is no model of its own")

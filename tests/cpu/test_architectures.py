@@ -15,7 +15,7 @@ def test_trained_below_its_demand(name: str) -> None:
     verdict = judge(name)
     assert (verdict.state, verdict.detail) == ("equal", "")
     assert verdict.demand_bytes > 0
-    assert all(excess <= 1 for excess in verdict.excesses.values()), verdict.excesses
+    assert all(peak <= 1 for peak in verdict.peaks.values()), verdict.peaks
     assert name in names()
 
 

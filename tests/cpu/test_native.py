@@ -9,8 +9,9 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -579,6 +580,16 @@ def test_ten_thousand_steps_leave_nothing_behind() -> None:
     assert len(set(pages)) == 1
 
 
+@contextmanager
+def short_of_room() -> Iterator[api.Lms]:
+    """A session of 1 MB. Inside, pages have to leave, so that no more are ever there."""
+    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+        yield lms
+        stats = lms.stats()
+    assert stats.evicted_bytes >= 100_000
+    assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
 @needs_native
 def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a step was recorded, that is from half of the limit on."""
@@ -589,7 +600,7 @@ def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pyt
         return run_in_python(mode, func, *given)
 
     monkeypatch.setattr(LmsMode, "run", listed)
-    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+    with short_of_room():
         kept = [torch.ones(1000) for _ in range(200)]
         asked.clear()
         for _ in range(3):
@@ -598,9 +609,6 @@ def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pyt
         assert asked == ["aten.add.Tensor"]
         kept.append(torch.cat(kept[:75]))
         assert asked == ["aten.add.Tensor", "aten.cat.default"]
-        stats = lms.stats()
-    assert stats.evicted_bytes >= 100_000
-    assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
@@ -608,28 +616,22 @@ def test_at_the_brim_an_operation_on_little_may_create_much(way: str, monkeypatc
     """Python hears of that one alone: those before it created what they had created before."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
     page, row = torch.ones(1000), torch.ones(1, 300)
-    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+    with short_of_room() as lms:
         kept = [page + 1 for _ in range(150)]
         del kept[:100]
         assert lms.stats().resident_bytes < 250_000
         kept += [page + 1 for _ in range(190)]
         kept.append(row.t() @ row)
-        stats = lms.stats()
-    assert stats.evicted_bytes >= 100_000
-    assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
 def test_what_an_operation_creates_may_depend_on_a_number(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
     row = torch.randn(80_000)
-    with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+    with short_of_room():
         kept = [row[:1000] + 1 for _ in range(150)]
         for count in (1000, 80_000):
             kept += row.topk(count)
-        stats = lms.stats()
-    assert stats.evicted_bytes >= 100_000
-    assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])

@@ -71,7 +71,7 @@ def placed(job: Job) -> Any:
         for dim, first in enumerate(firsts):
             inside = view.bounds(dim)[1:-1]
             as_in_tiles.append((0, *(first + bound for bound in inside), like.shape[dim]))
-            if first % max(1, view.step(dim)):
+            if first % max(1, view.step(dim)):  # bounds of the result would be none of the tiles
                 grid[dim] = (0, like.shape[dim])
         grid = small_grid(as_in_tiles, view, grid, most)
     (gathered,) = job.gathered()

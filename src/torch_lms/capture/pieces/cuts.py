@@ -409,18 +409,15 @@ def _without_padding(given: Arguments) -> dict[str, Any]:
     return {"padding": [0, *given["padding"][1:]]}
 
 
-def _channels_by_group(
-    given: Arguments, dims: Mapping[str, int], bias_sizes: list[int] | None = None, shape_only: str = ""
-) -> Cut:
+def _channels_by_group(given: Arguments, dims: Mapping[str, int], shape_only: str = "") -> Cut:
     """Each group of channels is computed by itself.
 
     Args:
         given: of the call.
         dims: by the names of arguments, which of their dimensions are channels.
-        bias_sizes: of the result, if it is among the arguments.
         shape_only: the name of an argument of which nothing but the shape is asked.
     """
-    groups = given["groups"]
+    groups, sizes = given["groups"], given.get("bias_sizes")
 
     def takes(first: int, last: int) -> dict[str, Any]:
         found: dict[str, Any] = {"groups": last - first}
@@ -428,7 +425,7 @@ def _channels_by_group(
             if given[name] is not None:
                 width = given[name].shape[dim] // groups
                 found[name] = Slab(dim, first * width, last * width, shape_only=name == shape_only)
-        return found | ({"bias_sizes": [bias_sizes[0] // groups * (last - first)]} if bias_sizes else {})
+        return found | ({"bias_sizes": [sizes[0] // groups * (last - first)]} if sizes else {})
 
     return Cut("groups of channels", groups, takes)
 
@@ -462,10 +459,7 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
     of_input, *others = given["output_mask"]
     if (of_input and any(others)) or not _is_in_full(given):
         return
-    sizes = given["bias_sizes"]
-    by_group = _channels_by_group(
-        given, {"grad_output": 1, "input": 1, "weight": 0}, sizes, shape_only="input" if of_input else ""
-    )
+    channels_of = {"grad_output": 1, "input": 1, "weight": 0}
     out, into = (1, 0) if given["transposed"] else (0, 1)
     if of_input:
         line = _Line.of(given)
@@ -489,10 +483,14 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
         yield Cut("samples", tensor.shape[0], samples)
         if not given["transposed"] and line.stride <= line.reach and _is_covered(line):
             yield Cut("rows", line.size, rows, keeps=kept)
-        yield Cut("channels", tensor.shape[1], channels) if given["groups"] == 1 else by_group
+        if given["groups"] == 1:
+            yield Cut("channels", tensor.shape[1], channels)
+        else:
+            yield _channels_by_group(given, channels_of, shape_only="input")
         return
 
     def weights(first: int, last: int) -> dict[str, Any]:
+        sizes = given["bias_sizes"]
         found = {"grad_output": Slab(1, first, last), "weight": Slab(out, first, last)}
         return found | ({"bias_sizes": [last - first]} if sizes else {})
 
@@ -503,7 +501,7 @@ def _convolution_backward(given: Arguments) -> Iterator[Cut]:
         yield Cut("channels of the result", weight.shape[out], weights)
         yield Cut("channels of the input", weight.shape[into], weights_of)
     else:
-        yield by_group
+        yield _channels_by_group(given, channels_of)
 
 
 def _is_covered(line: _Line) -> bool:
