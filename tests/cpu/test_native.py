@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_lms
 from tests.injection import copies_in_python, nobody_hears_of_copies, step_of_many_pages
@@ -632,6 +634,20 @@ def test_what_an_operation_creates_may_depend_on_a_number(way: str, monkeypatch:
         kept = [row[:1000] + 1 for _ in range(150)]
         for count in (1000, 80_000):
             kept += row.topk(count)
+
+
+@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+def test_at_the_brim_fake_tensors_teach_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of symbolic sizes, of no memory, and of the same sizes as real ones."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    with short_of_room():
+        kept = [torch.ones(1000) for _ in range(200)]
+        unknown = ShapeEnv().create_unbacked_symint()
+        assert torch.empty_strided((unknown, 3), (3, 1), device="meta").stride() == (3, 1)
+        with FakeTensorMode():
+            fakes = [torch.empty_strided((80_000,), (1,)), torch.empty_strided((80_000,), (1,), device="meta")]
+        kept.append(torch.empty_strided((80_000,), (1,)))
+        assert [made.untyped_storage().nbytes() for made in (*fakes, kept[-1])] == [320_000] * 3
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])

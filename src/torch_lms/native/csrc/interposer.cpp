@@ -69,6 +69,8 @@ size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const
       signature = c10::get_hash(signature, value.toIntVector());
     } else if (value.isBool()) {
       signature = c10::get_hash(signature, value.toBool());
+    } else if (value.isDevice()) {
+      signature = c10::get_hash(signature, value.toDevice());
     } else if (value.isBoolList()) {
       for (const bool each : value.toBoolList()) {
         signature = c10::get_hash(signature, each);
@@ -640,8 +642,8 @@ bool Interposer::has_room(Running& self) {
       pages.has_room(self.promised + promised_beside(self));
 }
 
-// The bytes of pages that an operation made: those on the `stack` that it did not use. Nothing, if a result is in tiles:
-// the operation would need more than there is.
+// The bytes of pages that an operation made: those on the `stack` that it did not use. Nothing, if a result is in tiles
+// (the operation would need more than there is), or if it is a fake one: the next call's may not be.
 std::optional<int64_t> Interposer::made_by(
     const c10::OperatorHandle& handle, const torch::jit::Stack& stack, const std::vector<PageId>& used) const {
   int64_t nbytes = 0;
@@ -656,7 +658,8 @@ std::optional<int64_t> Interposer::made_by(
       const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
       const Page* page = pages.find(storage);
       nbytes += page != nullptr && counted.insert(page->id).second ? page->nbytes : 0;
-      are_whole = are_whole && (page != nullptr || impl.numel() == 0 || storage->nbytes() > 0);
+      const bool has_bytes = page != nullptr || impl.is_meta() || impl.numel() == 0 || storage->nbytes() > 0;
+      are_whole = are_whole && has_bytes && !is_peculiar(impl);
       return true;
     });
   }
