@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import torch_lms
+from tests.bits import same_bits
 from tests.injection import copies_in_python, nobody_hears_of_copies, step_of_many_pages
 from tests.ways import IS_NATIVE
 from torch_lms.capture.mode import LmsMode
@@ -648,6 +649,21 @@ def test_at_the_brim_fake_tensors_teach_nothing(way: str, monkeypatch: pytest.Mo
             fakes = [torch.empty_strided((80_000,), (1,)), torch.empty_strided((80_000,), (1,), device="meta")]
         kept.append(torch.empty_strided((80_000,), (1,)))
         assert [made.untyped_storage().nbytes() for made in (*fakes, kept[-1])] == [320_000] * 3
+
+
+@needs_native
+def test_while_something_is_in_tiles_operations_made_of_others_see_no_mode() -> None:
+    """With a mode, that of a linear layer on batches that are not contiguous rounds in another way."""
+    torch.manual_seed(0)
+    batches, layer = torch.randn(2, 512, 64).transpose(0, 1), nn.Linear(64, 64)
+    with torch.inference_mode():
+        expected = layer(batches)
+        with torch_lms.session(limit="1MB", min_size="1kB", device="cpu") as lms:
+            in_tiles = torch.ones(200_000) * 2
+            in_tiles = in_tiles + in_tiles
+            assert lms.stats().in_pieces > 0
+            assert same_bits(layer(batches), expected)
+            assert in_tiles.sum().item() == 800_000
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])

@@ -347,10 +347,10 @@ void Interposer::operator()(
     return;
   }
   const Operator& op = describe(handle);
-  if (asks_python) {
-    run_in_python(handle, below, stack);
-  } else if (op.passage == Passage::inner && are_strided(handle, *stack)) {
+  if (op.passage == Passage::inner && are_strided(handle, *stack)) {
     handle.redispatchBoxed(below, stack);
+  } else if (asks_python) {
+    run_in_python(handle, below, stack);
   } else if (op.passage == Passage::view && are_strided(handle, *stack)) {
     run_view(handle, below, stack);
   } else if (op.passage == Passage::plain && !((is_open || is_following) && is_new_search(op, handle, *stack))) {

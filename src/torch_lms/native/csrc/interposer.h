@@ -224,7 +224,7 @@ class Interposer {
   std::atomic<bool> is_active{false};
   std::atomic<bool> is_open{false};
   std::atomic<bool> is_following{false};
-  std::atomic<bool> asks_python{false};  // an interrupt waits, or births are kept: all goes to Python
+  std::atomic<bool> asks_python{false};  // all leaves go to Python: an interrupt waits, births are kept, or some are in tiles
   bool is_carrying = false;  // pages move for the plan's next operation, without Python and without the lock
   uint64_t entered = 0;
   std::set<uint64_t> asides;  // threads whose operations are no part of the steps
