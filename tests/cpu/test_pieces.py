@@ -395,6 +395,39 @@ def test_writes_go_to_the_tiles(in_tiles: tuple[Tensor, Tensor]) -> None:
     assert same_bits([y.clone()], [expected])
 
 
+WAYS = ["python", "native"] if IS_NATIVE else ["python"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("of_inference", [True, False])
+def test_inference_mode(of_inference: bool, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors that are made inside of it and outside; those of outside are written there afterwards."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    x = rand(1, 6, 40, 50)
+
+    def used() -> list[Any]:
+        with torch.inference_mode(of_inference):
+            y = x * 2
+        found = []
+        with torch.inference_mode():
+            y.add_(x)
+            y.transpose(1, 3).mul_(2)
+            for shown in (y.transpose(1, 2), y[0, 2:5], y.view(-1)[7:9000], y.reshape(6, -1)):
+                found += [shown.is_inference(), shown + 1]
+        if not of_inference:
+            y.view(-1)[7:9000].add_(1)
+            found.append(y[:, 1:] + 1)
+        return [*found, y.is_inference(), y.clone()]
+
+    expected = used()
+    with torch_lms.session(limit=40_000, min_size=256) as lms:
+        found = used()
+        lms.validate()
+        assert lms.stats().in_pieces >= 8
+    assert same_bits(tensors_of(found), tensors_of(expected))
+    assert [value for value in found if isinstance(value, bool)] == [v for v in expected if isinstance(v, bool)]
+
+
 def test_tensors_that_were_cut_alike_are_cut_further_each_by_itself() -> None:
     """Two arguments of one operation were once cut by one list of bounds: cutting one of them lost the other."""
     a, b, ones = rand(64, 64), rand(64, 64), torch.ones(3, 64)

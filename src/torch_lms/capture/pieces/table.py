@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,14 +38,17 @@ def alias_by_memory(
     is_too_small = nbytes < needed_bytes
     if is_too_small:
         STORAGE.resize_(storage, needed_bytes)
-    try:
-        bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        made: torch.Tensor = set_view(bare, storage, offset, sizes, strides)
-    finally:
-        if is_too_small:
-            STORAGE.resize_(storage, nbytes)
-    made = made.conj() if tensor.is_conj() else made
-    return torch._neg_view(made) if tensor.is_neg() else made
+    is_inference = tensor.is_inference()  # as views of it are
+    is_now = torch.is_inference_mode_enabled()
+    with torch.inference_mode(is_inference) if is_inference != is_now else nullcontext():
+        try:
+            bare = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            made: torch.Tensor = set_view(bare, storage, offset, sizes, strides)
+        finally:
+            if is_too_small:
+                STORAGE.resize_(storage, nbytes)
+        made = made.conj() if tensor.is_conj() else made
+        return torch._neg_view(made) if tensor.is_neg() else made
 
 
 _EMPTY = torch.ops.aten.empty_strided.default
