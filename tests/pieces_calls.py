@@ -308,8 +308,9 @@ CALLS: dict[str, list[Made]] = {
     "full_like": [lambda: (rand(97, 53), -0.0), lambda: (rand(2, 7, 31, 29).to(memory_format=LAST), 2)],
     "new_full": [lambda: (rand(97, 53), [61, 59], torch.pi)],
     "relu": [lambda: (rand(97, 53),), lambda: (rand(1, 7, 31, 29).to(memory_format=LAST),)],
-    "gelu": [lambda: (rand(97, 53),)],
-    "sigmoid": [lambda: (rand(64, 256),)],  # whose bits depend on the place: cut where all vectors are full
+    "gelu": [lambda: (rand(97, 53),), lambda: (rand(60, 26, 10).transpose(1, 2),)],
+    "sigmoid": [lambda: (rand(64, 256),), lambda: (rand(321, 51),)],  # depends on the place: cut in full vectors
+    "minimum": [lambda: (rand(321, 51).relu(), -rand(321, 51).relu())],  # which zero it gives depends on that, too
     "add": [lambda: (rand(97, 53), rand(53)), lambda: (rand(97, 1), rand(97, 53)), lambda: (rand(97, 53), 2)],
     "mul_": [lambda: (rand(97, 53), rand(97, 1)), lambda: (rand(97, 53, dtype=BF16), 0.3)],
     "where": [lambda: (rand(97, 53) > 0, rand(97, 53), rand(53))],

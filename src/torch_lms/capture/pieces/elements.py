@@ -1,13 +1,12 @@
 """Operators that treat each element by itself, in pieces (N27)."""
 
-import math
 from collections import Counter
 from typing import Any
 
 import torch
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import as_results, tensors_of
+from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
 from torch_lms.capture.pieces.copies import COPIES
 from torch_lms.capture.pieces.job import (
     NOT_CUT,
@@ -21,9 +20,11 @@ from torch_lms.capture.pieces.job import (
     small_grid,
     taken_there,
 )
-from torch_lms.capture.pieces.tiles import Grid, Region, regions_of
+from torch_lms.capture.pieces.results import WHOLE, Gathered
+from torch_lms.capture.pieces.tiles import Grid, has_order, order_of, part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles, View
-from torch_lms.capture.tensors import untyped_storage
+from torch_lms.capture.registry import storage_nbytes
+from torch_lms.capture.tensors import span, untyped_storage
 
 _LOSSES = ("huber_loss", "mse_loss", "smooth_l1_loss")
 
@@ -59,9 +60,11 @@ def run(job: Job) -> Any:
     views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
     itemsize = sum(like.itemsize for like in (*job.likes, *(tensor for tensor in tensors.values() if tensor.dim())))
     grid = _grid(job, target, itemsize, tensors, views, written)
+    if job.info.packet not in COPIES and not _gives_the_same(job, tensors, target, grid):
+        grid = slabs_of(target, job.target // itemsize, proof.ALIGNED)
+        if not _gives_the_same(job, tensors, target, grid):
+            return NOT_CUT
     regions = regions_of(grid)
-    if job.info.packet not in COPIES and not _is_free_of_place(job, tensors, target, regions):
-        return NOT_CUT
     for name, view in views.items():
         if view is not None and not can_be_read(view, tensors[name], grid):
             if name in written:
@@ -139,22 +142,56 @@ def _put_in_tiles(job: Job, whole: dict[str, torch.Tensor], grid: Grid, itemsize
     return put_in_tiles(job, whole, itemsize * longest(grid), grid_of, most=job.limit)
 
 
-def _is_free_of_place(job: Job, tensors: dict[str, torch.Tensor], target: torch.Tensor, regions: list[Region]) -> bool:
-    """Whether pieces give the same bits wherever their bounds are; or these do, in which all vectors are full."""
+def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Tensor, grid: Grid) -> bool:
+    """Whether pieces give the same bits wherever their bounds are, or those of ``grid`` do."""
     given = job.given
     likes = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
     types = {name: str(tensor.dtype) for name, tensor in likes.items()}
     values = {name: str(value) for name, value in given.items() if name not in likes}
     key = " ".join(("elements", str(job.func), str(types), str(values), *proof.place(job.device)))
+    whole = torch.empty_strided(target.shape, target.stride(), device="meta")
+    pieces = [part(whole, region) for region in regions_of(grid)]
+    are_alike = all((like.shape, like.stride()) == (target.shape, target.stride()) for like in likes.values())
+    is_free_of_place = proof.is_free_of_place
     if not job.holds(f"layout of {key}", 0, lambda: proof.is_free_of_layout(job.func, given)):
-        are_contiguous = all(t.shape == target.shape and t.is_contiguous() for t in (*likes.values(), target))
-        if not are_contiguous or any(math.prod(last - first for first, last in region) < 2 for region in regions):
+        are_contiguous = {each.is_contiguous() and each.numel() > 1 for each in (whole, *pieces)}
+        if not are_alike or not has_order(whole, order_of(whole)) or len(are_contiguous) > 1:
             return False
-    if job.holds(key, 0, lambda: proof.is_free_of_place(job.func, given)):
+        if are_contiguous == {False}:
+            key, is_free_of_place = f"columns of {key}", proof.is_free_of_place_in_columns
+    if job.holds(key, 0, lambda: is_free_of_place(job.func, given)):
         return True
-    if job.device.type != "cpu" or not proof.is_aligned(target.numel()):
-        return False
-    layout = (target.shape, target.stride())
-    return all((tensor.shape, tensor.stride()) == layout for tensor in likes.values()) and all(
-        proof.is_aligned(math.prod(last - first for first, last in region)) for region in regions
+    return (
+        job.device.type == "cpu" and are_alike and _are_full_vectors(whole, pieces) and _is_proven(job, grid, tensors)
+    )
+
+
+def _is_proven(job: Job, grid: Grid, tensors: dict[str, torch.Tensor]) -> bool:
+    """Tried on the operation's own shapes: some kernels choose by themselves how many threads share the elements."""
+    nbytes = 2 * sum(tensor.nbytes for tensor in tensors.values()) + 2 * job.made_nbytes
+
+    def in_pieces(tried: dict[str, Any]) -> list[Any]:
+        gathered = [Gathered(like, job.device, WHOLE, storage_nbytes) for like in job.likes]
+        for region in regions_of(grid):
+            taken = {name: taken_there(tensor, None, region) for name, tensor in tensors_of(tried)}
+            args, kwargs = unbind(job.func, {**tried, **taken})
+            for its, piece in zip(gathered, as_results(job.func(*args, **kwargs)), strict=True):
+                its.put(region, piece)
+        return [result.take(job.table.in_tiles) for result in gathered]
+
+    key = f"elements {grid} {proof.signature(job.func, job.given)}"
+    return job.holds(key, nbytes, lambda: proof.gives_the_same(job.func, job.given, in_pieces))
+
+
+def _are_full_vectors(whole: torch.Tensor, pieces: list[torch.Tensor]) -> bool:
+    """Whether the same elements are left over when ``whole`` is treated in vectors and when ``pieces`` are: none, or
+    the last ones, where pieces are one after the other in memory.
+    """
+    if all(map(proof.is_aligned, (whole.numel(), *(piece.numel() for piece in pieces)))):
+        return True
+    *others, last = sorted(pieces, key=lambda piece: piece.storage_offset())
+    return (
+        all(span(piece) == piece.numel() for piece in pieces)
+        and all(proof.is_aligned(piece.numel()) for piece in others)
+        and all(proof.is_aligned(each.numel(), is_last=True) for each in (whole, last))
     )

@@ -95,8 +95,14 @@ class Job:
 # -- what belongs to a region of the result --------------------------------------------------------------------------
 
 
-def slabs_of(tensor: torch.Tensor, most: int) -> Grid:
-    """Bounds in each dimension, so that pieces have at most ``most`` elements, and are in one piece in memory."""
+def slabs_of(tensor: torch.Tensor, most: int, multiple: int = 1) -> Grid:
+    """Bounds in each dimension, so that pieces have at most ``most`` elements, and are in one piece in memory.
+
+    Args:
+        tensor: what is cut; only its shape and strides count.
+        most: see above.
+        multiple: of which the elements of a piece are one, if that can be. What is left over, the last piece has.
+    """
     bounds: Grid = [(0, size) for size in tensor.shape]
     left = tensor.numel()
     for dim in order_of(tensor):
@@ -104,7 +110,7 @@ def slabs_of(tensor: torch.Tensor, most: int) -> Grid:
         if left <= most or size == 0:
             break
         left //= size
-        bounds[dim] = at_most(size, max(1, most // left))
+        bounds[dim] = at_most(size, max(1, most // left), multiple // math.gcd(multiple, left))
     return bounds
 
 

@@ -43,6 +43,9 @@ _TRIED = 1 << 13
 _LENGTHS = (13, 1001)
 """Of the pieces that these are tried in: no multiples of any vector's. Most elements of a short one are left over."""
 
+_WIDTH, _COLUMNS = 13, (2, 77)
+"""The same of tensors that are not contiguous: columns of so many elements, and so many columns."""
+
 _SINGLE = 128
 """How many are tried each by itself."""
 
@@ -134,7 +137,7 @@ def gives_the_same(func: Any, given: Mapping[str, Any], in_pieces: Pieces) -> bo
     compared = 0
     for number in range(_MAX_TRIES):
         tried = random_like(given, number)
-        args, kwargs = unbind(func, tried)
+        args, kwargs = unbind(func, _copies(tried) if func._schema.is_mutable else tried)
         whole = as_results(func(*args, **kwargs))
         pieces = in_pieces(tried)
         if not all(
@@ -148,6 +151,10 @@ def gives_the_same(func: Any, given: Mapping[str, Any], in_pieces: Pieces) -> bo
         if elements * (number + 2) > _MAX_ELEMENTS:
             break
     return compared >= _COMPARED
+
+
+def _copies(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
 
 
 def random_like(given: Mapping[str, Any], number: int = 0) -> dict[str, Any]:
@@ -206,6 +213,14 @@ def is_free_of_place(func: Any, given: Mapping[str, Any]) -> bool:
     return all(_are_parts(whole, func, given, tried, length, _TRIED) for length in _LENGTHS)
 
 
+def is_free_of_place_in_columns(func: Any, given: Mapping[str, Any]) -> bool:
+    """The same of tensors that are without gaps and not contiguous, all with the same strides."""
+    end = _TRIED // _WIDTH
+    tried = {name: tensor[: end * _WIDTH].view(end, _WIDTH) for name, tensor in _elements(given).items()}
+    whole = _called(func, given, tried, 0, end, are_columns=True)
+    return all(_are_parts(whole, func, given, tried, length, end, are_columns=True) for length in _COLUMNS)
+
+
 def is_free_of_layout(func: Any, given: Mapping[str, Any]) -> bool:
     """Whether single elements, and tensors that are not contiguous, give the same: for these PyTorch leaves oneDNN."""
     tried = _elements(given)
@@ -218,12 +233,18 @@ def is_free_of_layout(func: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _are_parts(
-    whole: list[Any], func: Any, given: Mapping[str, Any], tried: dict[str, Any], length: int, end: int
+    whole: list[Any],
+    func: Any,
+    given: Mapping[str, Any],
+    tried: dict[str, Any],
+    length: int,
+    end: int,
+    are_columns: bool = False,
 ) -> bool:
     """Whether pieces of ``length``, up to ``end``, give what is there in ``whole``."""
     for first in range(0, end, length):
         last = min(end, first + length)
-        pieces = _called(func, given, tried, first, last)
+        pieces = _called(func, given, tried, first, last, are_columns)
         if not all(is_same(one[first:last], other) for one, other in zip(whole, pieces, strict=True)):
             return False
     return True
@@ -251,13 +272,25 @@ def _special(argument: int) -> torch.Tensor:
     return values.repeat(len(_SPECIAL)) if argument % 2 else values.repeat_interleave(len(_SPECIAL))
 
 
-def _called(func: Any, given: Mapping[str, Any], tried: dict[str, Any], first: int, last: int) -> list[Any]:
+def _called(
+    func: Any, given: Mapping[str, Any], tried: dict[str, Any], first: int, last: int, are_columns: bool = False
+) -> list[Any]:
+    """``are_columns``: rows are columns in the call, so that what it is given is not contiguous."""
     slabs = {name: tensor[first:last].clone() for name, tensor in tried.items()}
+    if are_columns:
+        slabs = {name: slab.t() for name, slab in slabs.items()}
     args, kwargs = unbind(func, {**given, **slabs})
-    return as_results(func(*args, **kwargs))
+    results = as_results(func(*args, **kwargs))
+    return [result.t() for result in results] if are_columns else results
 
 
-def is_aligned(elements: int) -> bool:
-    """Whether kernels for single elements treat a tensor of so many in full vectors alone, on every thread."""
+def is_aligned(elements: int, is_last: bool = False) -> bool:
+    """Whether kernels for single elements treat a tensor of so many in full vectors alone, on every thread.
+
+    Args:
+        elements: how many.
+        is_last: whether there may be some left over, at the end.
+    """
     threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
-    return elements % ALIGNED == 0 and (threads <= 1 or -(-elements // threads) % ALIGNED == 0)
+    are_full = is_last or elements % ALIGNED == 0
+    return are_full and (threads <= 1 or -(-elements // threads) % ALIGNED == 0)
