@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -635,6 +636,31 @@ def test_what_an_operation_creates_may_depend_on_a_number(way: str, monkeypatch:
         kept = [row[:1000] + 1 for _ in range(150)]
         for count in (1000, 80_000):
             kept += row.topk(count)
+
+
+_MAKES_MUCH: dict[str, Callable[[], torch.Tensor]] = {
+    "a convolution": lambda: F.conv1d(torch.ones(1, 1, 4000), torch.ones(512, 1, 1), stride=5),
+    "a product": lambda: torch.ones(600, 1) @ torch.ones(1, 600),
+    "broadcasting": lambda: torch.arange(600.0)[:, None] >= torch.arange(2400.0),
+    "constants": lambda: torch.zeros(600, 600),
+    "repeated": lambda: torch.ones(10, 1).repeat(60, 600),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("name", _MAKES_MUCH)
+def test_far_from_the_brim_an_operation_on_little_may_create_much(
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be most of the limit, or more."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    expected = _MAKES_MUCH[name]().clone()
+    with torch_lms.session(limit="1.5MB", min_size="1kB", device="cpu") as lms:
+        others = [torch.ones(10_000) for _ in range(17)]
+        found = _MAKES_MUCH[name]()
+        assert lms.stats().peak_resident_bytes <= lms.stats().limit_bytes
+    assert same_bits(found, expected)
+    assert len(others) == 17
 
 
 @pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])

@@ -20,7 +20,7 @@ from torch_lms.capture.pieces.run import Pieces
 from torch_lms.capture.pieces.table import Alias, TileTable, alias_by_memory
 from torch_lms.capture.registry import Entry, has_at_least
 from torch_lms.capture.schema import OpInfo, describe
-from torch_lms.capture.sizes import Firsts, Sizes, result_device
+from torch_lms.capture.sizes import Firsts, Sizes, most_new_bytes, result_device
 from torch_lms.capture.tensors import (
     has_bytes,
     has_storage,
@@ -210,7 +210,7 @@ class LmsMode(TorchDispatchMode):
         """Whether an operation needs more than the limit by itself, or creates more than is left of it."""
         nbytes = sum(map(_nbytes_of, pages))
         most = self._owner.room_for_one_op(pages)
-        if nbytes * LARGE < most and not self._owner.is_at_brim(pages):
+        if nbytes * LARGE < most and not self._owner.is_at_brim(pages, most_new_bytes(info, args, kwargs)):
             return False
         new_bytes = self._new_bytes(func, info, args, kwargs)
         return nbytes + new_bytes > most or new_bytes > self._owner.room_left(pages)
@@ -273,7 +273,7 @@ class LmsMode(TorchDispatchMode):
         self, func: Any, info: OpInfo, entries: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         op = _Op(info.name, self._find, func, info, args, kwargs, entries, self.tiles.is_working)
-        if not self._owner.tight(entries):
+        if not self._owner.tight(entries, most_new_bytes(info, args, kwargs)):
             return self._execute_or_cut(op)
         op.new_bytes = 0 if info.collective else self._new_bytes(func, info, args, kwargs)
         op.undo = op.snapshot() if info.seeded or info.writes else None

@@ -180,12 +180,22 @@ class PageOwner(ABC):
         """It ended, or failed; ``written`` may have changed."""
 
     @abstractmethod
-    def tight(self, entries: list[Entry]) -> bool:
-        """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough."""
+    def tight(self, entries: list[Entry], more: int = 0) -> bool:
+        """Whether the sizes of results must be known beforehand: little room is left, or all might not be enough.
+
+        Args:
+            entries: pages that the operation uses.
+            more: bytes that it may create.
+        """
 
     @abstractmethod
-    def is_at_brim(self, entries: list[Entry]) -> bool:
-        """Whether so little room is left on the device of ``entries`` that what an operation creates must be known."""
+    def is_at_brim(self, entries: list[Entry], more: int = 0) -> bool:
+        """Whether so little room is left on the device of ``entries`` that what an operation creates must be known.
+
+        Args:
+            entries: pages that it uses.
+            more: bytes that it may create.
+        """
 
     @abstractmethod
     def room_for_one_op(self, entries: list[Entry]) -> int:

@@ -4,6 +4,7 @@
 bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses it, too.
 """
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,6 +16,8 @@ from torch.utils import _pytree as pytree
 from torch_lms.capture.registry import storage_nbytes
 from torch_lms.capture.schema import OpInfo
 from torch_lms.capture.unobserved import Undispatched
+
+_MAX_ITEMSIZE = 8
 
 _MAX_SIGNATURES = 20_000
 """The cache is emptied beyond this: a program whose shapes never repeat must not grow."""
@@ -79,6 +82,30 @@ class Sizes:
         if len(self._known) >= _MAX_SIGNATURES:
             self._known.clear()
         self._known[key] = nbytes
+
+
+def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Bytes that an operation creates at most, told quickly by the sizes of its arguments. Mostly it is far less.
+
+    Convolutions, products and broadcasting give what is largest one more dimension, of another argument. Lists of
+    numbers are sizes, or tell how often something is repeated.
+    """
+    if info.writes or not info.creates:
+        return 0
+    elements, widest, listed = 1, 1, 1
+    shape: tuple[int, ...] = ()
+    others: list[tuple[int, ...]] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            others.append(value.shape)
+            if value.numel() > elements:
+                elements, shape = value.numel(), value.shape
+        elif info.numbers_matter and type(value) is list and value and type(value[0]) is int:
+            listed *= math.prod(max(1, number) for number in value if type(number) is int)
+    for other in others:
+        if other != shape:
+            widest = max(widest, *other, 1)
+    return _MAX_ITEMSIZE * elements * widest * listed
 
 
 class Firsts:

@@ -269,18 +269,19 @@ class Session(PageOwner):
 
     # -- operations --------------------------------------------------------------------------------------------------
 
-    def tight(self, entries: list[Entry]) -> bool:
+    def tight(self, entries: list[Entry], more: int = 0) -> bool:
         if self._lost is not None:
             return False
         if not entries:
-            return not self.fast_path.is_open or self.is_at_brim(entries)
+            return not self.fast_path.is_open or self.is_at_brim(entries, more)
         with self.lock:
             self.fast_path.take_over()
         engine = entries[0].engine
         # The ledger does not count what was born on the fast path in this step. What is split must not depend on what
         # is there (N10).
         is_roomy = self.fast_path.is_roomy(engine) if self.fast_path.is_open else engine.is_roomy
-        return not is_roomy or sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
+        is_large = sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
+        return is_large or not is_roomy or self.is_at_brim(entries, more)
 
     def limit_of(self, device: torch.device) -> int | None:
         """Bytes of ``device`` that pages may occupy; None if it has none, or there is room for as much again."""
@@ -290,9 +291,10 @@ class Session(PageOwner):
     def room_for_one_op(self, entries: list[Entry]) -> int:
         return self._engine_of(entries).pager.limit
 
-    def is_at_brim(self, entries: list[Entry]) -> bool:
+    def is_at_brim(self, entries: list[Entry], more: int = 0) -> bool:
         engine = self._engine_of(entries)
-        return self.fast_path.fills_limit and self._table.live_bytes(engine) >= engine.fast_path_bytes
+        live = self._table.live_bytes(engine)
+        return self.fast_path.fills_limit and (live >= engine.fast_path_bytes or live + more > engine.pager.limit)
 
     def room_left(self, entries: list[Entry]) -> int:
         engine = self._engine_of(entries)

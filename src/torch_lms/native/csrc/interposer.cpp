@@ -35,6 +35,7 @@ constexpr bool super_closes_key = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINO
 
 constexpr size_t most_copied = 4096;  // without Python having counted the copies
 
+constexpr double most_bytes_of_element = 8;
 constexpr size_t most_signatures = 20'000;  // that are known: a program whose shapes never repeat must not grow
 
 bool is_strided(const at::TensorImpl& tensor) {
@@ -89,6 +90,36 @@ size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const
     });
   }
   return signature;
+}
+
+// As `most_new_bytes` in `capture/sizes.py`.
+double most_new_bytes(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack) {
+  if (!op.writes.empty()) {
+    return 0;
+  }
+  const at::Tensor* largest = nullptr;
+  double listed = 1;
+  const auto values = arguments_of(handle, stack);
+  for (const auto& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      const at::Tensor& tensor = value.toTensor();
+      largest = largest == nullptr || tensor.numel() > largest->numel() ? &tensor : largest;
+    } else if (op.numbers_matter && value.isIntList()) {
+      for (const int64_t number : value.toIntVector()) {
+        listed *= static_cast<double>(std::max(int64_t{1}, number));
+      }
+    }
+  }
+  int64_t widest = 1;
+  for (const auto& value : values) {
+    if (value.isTensor() && value.toTensor().defined() && value.toTensor().sizes() != largest->sizes()) {
+      for (const int64_t size : value.toTensor().sizes()) {
+        widest = std::max(widest, size);
+      }
+    }
+  }
+  const auto elements = static_cast<double>(largest == nullptr ? 1 : std::max(int64_t{1}, largest->numel()));
+  return most_bytes_of_element * elements * static_cast<double>(widest) * listed;
 }
 
 int64_t nbytes_of(const std::vector<Page*>& pages) {
@@ -607,7 +638,9 @@ Entrance Interposer::enter(
     return Entrance::python;
   } else if (!fills_limit()) {
     entrance = may_be_large(self.found) ? Entrance::python : Entrance::passes;
-  } else if (may_be_large(self.found) || pages.is_at_brim(running_beside(self))) {
+  } else if (
+      may_be_large(self.found) || pages.is_at_brim(running_beside(self)) ||
+      pages.may_exceed(most_new_bytes(op, handle, stack))) {
     self.is_asked = true;
     self.signature = signature_of(op, handle, stack);
     note_writes(op, handle, stack, self);

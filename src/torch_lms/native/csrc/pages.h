@@ -311,6 +311,13 @@ class Pages {
     });
   }
 
+  // Whether `nbytes` more may be more than there is room for on some device.
+  bool may_exceed(double nbytes) const {
+    return std::any_of(accounts_.begin(), accounts_.end(), [&](const Account& its) {
+      return its.is_open && nbytes > static_cast<double>(its.limit - its.live);
+    });
+  }
+
   // Whether there is room for `nbytes` more on each.
   bool has_room(int64_t nbytes) {
     const auto has_room = [&] {
