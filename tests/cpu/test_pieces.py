@@ -851,6 +851,22 @@ def test_what_ran_in_pieces_does_so_again() -> None:
     assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
+def test_a_view_that_merges_dimensions_of_tiles_is_cut_between_the_outer_ones() -> None:
+    """Tiles are cut along the third dimension, and the view shows none of their bounds. It is padded."""
+    x = rand(64, 2, 4, 100)
+
+    def made() -> Tensor:
+        return F.pad((x * 2).permute(1, 2, 0, 3).contiguous().view(8, 2, 32, 100), (0, 50), value=3.0)
+
+    expected = made()
+    with torch_lms.session(limit=250_000, min_size=MIN_SIZE) as lms:
+        found = made()
+        stats = lms.stats()
+        assert is_in_tiles(found)
+        assert same_bits([found.clone()], [expected])
+    assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
 @pytest.mark.parametrize("joins", [False, True])
 def test_tiles_whose_bounds_a_view_does_not_show(joins: bool) -> None:
     """Tiles are rows of 2,500 elements. Two of them are a row that is padded, or joined."""

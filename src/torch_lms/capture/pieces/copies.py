@@ -9,7 +9,7 @@ import torch
 
 from torch_lms.capture.pieces.cuts import Arguments
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, refine, slabs_of, small_grid, taken_there
-from torch_lms.capture.pieces.tiles import Grid, Region, copied, dense_strides, order_of, part, regions_of
+from torch_lms.capture.pieces.tiles import Region, copied, dense_strides, order_of, part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles
 
 TO = "aten::_to_copy"
@@ -67,13 +67,13 @@ def placed(job: Job) -> Any:
     most = job.target // like.itemsize
     grid = slabs_of(like, most)
     if view is not None:
-        as_in_tiles: Grid = []
+        grid = []
         for dim, first in enumerate(firsts):
             inside = view.bounds(dim)[1:-1]
-            as_in_tiles.append((0, *(first + bound for bound in inside), like.shape[dim]))
-            if first % max(1, view.step(dim)):  # bounds of the result would be none of the tiles
-                grid[dim] = (0, like.shape[dim])
-        grid = small_grid(as_in_tiles, view, grid, most)
+            grid.append((0, *(first + bound for bound in inside), like.shape[dim]))
+        # Where it begins at another index, bounds of the result would be none of the tiles.
+        may_be_cut = [dim for dim in order_of(like) if firsts[dim] % max(1, view.step(dim)) == 0]
+        grid = small_grid(grid, view, may_be_cut, most)
     (gathered,) = job.gathered()
     for region in regions_of(grid):
         with job.table.seen():
@@ -156,9 +156,9 @@ def _joined(job: Job) -> Any:
     most = job.target // like.itemsize
     grid = slabs_of(like, most)
     if in_tiles:
-        as_in_tiles = in_tiles[0].grid()
-        as_in_tiles[along] = (0, max(tensor.shape[along] for tensor in tensors))
-        grid = small_grid(as_in_tiles, in_tiles[0], grid, most)
+        grid = in_tiles[0].grid()
+        grid[along] = (0, max(tensor.shape[along] for tensor in tensors))
+        grid = small_grid(grid, in_tiles[0], [dim for dim in order_of(like) if dim != along], most)
     (gathered,) = job.gathered()
     first = 0
     for tensor, view in zip(tensors, views, strict=True):

@@ -1,7 +1,7 @@
 """One operation that is to be run in pieces, and what it takes to do so (N27)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -119,17 +119,24 @@ def longest(grid: Grid) -> int:
     return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
 
 
-def small_grid(grid: Grid, view: View, slabs: Grid, most: int) -> Grid:
-    """``grid``, as the tiles of ``view`` have it. Where more than ``most`` elements are between its bounds, it is cut
-    as ``slabs`` are, too, where it is not cut and can be: the view's shape may show no tile's bounds.
+def small_grid(grid: Grid, view: View, order: Iterable[int], most: int) -> Grid:
+    """``grid``, as the tiles of ``view`` have it. Where more than ``most`` elements are between its bounds, it is also
+    cut where it is not and can be: the view's shape may show no tile's bounds.
+
+    Args:
+        grid: see above.
+        view: shows the tiles.
+        order: dimensions that may be cut, the first ones rather.
+        most: see above.
     """
-    if longest(grid) <= most:
-        return grid
     found = list(grid)
-    for dim, bounds in enumerate(slabs):
-        step = view.step(dim)
-        if len(grid[dim]) <= 2 and step and all(bound % step == 0 for bound in bounds[:-1]):
-            found[dim] = bounds
+    for dim in order:
+        length = longest(found)
+        if length <= most:
+            break
+        step, size = view.step(dim), grid[dim][-1]
+        if step and len(grid[dim]) <= 2:
+            found[dim] = at_most(size, max(step, most * size // length // step * step), step)
     return found
 
 
