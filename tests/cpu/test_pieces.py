@@ -98,6 +98,26 @@ def test_the_same_bits(name: str, number: int, ran: list[str]) -> None:
     assert name in ran or name in DEPENDS_ON_THE_PROCESSOR
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("mask", [(61, 61), (1, 1, 61, 61), (1, 6, 61, 61)], ids=str)
+def test_attention_with_a_mask(mask: tuple[int, ...], samples: int, ran: list[str]) -> None:
+    """Forward also by queries: of one sample whose heads share a mask, pieces by heads would take all of that."""
+    mask = (samples, *mask[1:]) if len(mask) > 2 else mask
+    args = [rand(samples, 6, 61, 4).requires_grad_() for _ in range(3)]
+    bias = rand(*mask)
+
+    def attended() -> list[Tensor]:
+        result = F.scaled_dot_product_attention(*args, attn_mask=bias)
+        return [result.detach().clone(), *torch.autograd.grad(result.square().sum(), args)]
+
+    expected = attended()
+    with torch_lms.session(limit=bias.nbytes + args[0].nbytes, min_size=MIN_SIZE) as lms:
+        found = [value.clone() for value in attended()]
+        lms.validate()
+    assert same_bits(found, expected)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in ran
+
+
 @pytest.mark.parametrize(("name", "number"), ALL)
 def test_the_same_bits_of_arguments_in_tiles(name: str, number: int) -> None:
     """Whether the operation takes them from there or has them whole."""

@@ -73,7 +73,7 @@ def placed(job: Job) -> Any:
             grid.append((0, *(first + bound for bound in inside), like.shape[dim]))
         # Where it begins at another index, bounds of the result would be none of the tiles.
         may_be_cut = [dim for dim in order_of(like) if firsts[dim] % max(1, view.step(dim)) == 0]
-        grid = small_grid(grid, view, may_be_cut, most)
+        grid = small_grid(grid, may_be_cut, most, view.step)
     (gathered,) = job.gathered()
     for region in regions_of(grid):
         with job.table.seen():
@@ -158,7 +158,7 @@ def _joined(job: Job) -> Any:
     if in_tiles:
         grid = in_tiles[0].grid()
         grid[along] = (0, max(tensor.shape[along] for tensor in tensors))
-        grid = small_grid(grid, in_tiles[0], [dim for dim in order_of(like) if dim != along], most)
+        grid = small_grid(grid, [dim for dim in order_of(like) if dim != along], most, in_tiles[0].step)
     (gathered,) = job.gathered()
     first = 0
     for tensor, view in zip(tensors, views, strict=True):

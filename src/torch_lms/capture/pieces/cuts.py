@@ -338,17 +338,25 @@ def _product(left: str, right: str, added: str = "") -> Cuts:
     return cuts
 
 
-def _attention(names: tuple[str, ...]) -> Cuts:
-    """Each head of each sample is computed by itself."""
+def _attention(names: tuple[str, ...], of_queries: tuple[str, ...] = ()) -> Cuts:
+    """Each head of each sample is computed by itself, and what each query gives by these arguments."""
 
     def cuts(given: Arguments) -> Iterator[Cut]:
-        if given.get("attn_mask") is not None or given.get("dropout_p"):
+        query, mask = given["query"], given.get("attn_mask")
+        if given.get("dropout_p") or given["key"].shape[1] != query.shape[1]:
             return
-        query = given["query"]
-        if given["key"].shape[1] != query.shape[1]:
-            return
+
+        def along(dim: int, names: tuple[str, ...], first: int, last: int) -> dict[str, Slab]:
+            found = _same(names, dim)(first, last)
+            place = dim - (query.dim() - mask.dim()) if mask is not None else -1
+            if mask is not None and place >= 0 and mask.shape[place] > 1:
+                found["attn_mask"] = Slab(place, first, last)
+            return found
+
         for dim, kind in enumerate(("samples", "heads")):
-            yield Cut(kind, query.shape[dim], _same(names, dim))
+            yield Cut(kind, query.shape[dim], partial(along, dim, names))
+        if of_queries and not given.get("is_causal"):
+            yield Cut("queries", query.shape[2], partial(along, 2, of_queries))
 
     return cuts
 
@@ -575,7 +583,7 @@ OPERATORS: dict[str, Cuts] = {
     "addmm": _product("mat1", "mat2", "self"),
     "bmm": _product("self", "mat2"),
     "baddbmm": _product("batch1", "batch2", "self"),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(_ATTENTION),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention(_ATTENTION, ("query",)),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(("grad_out", *_ATTENTION, "out", "logsumexp")),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

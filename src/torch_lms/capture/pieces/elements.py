@@ -127,7 +127,7 @@ def _grid(
     for name in sorted(tensors, key=lambda name: name not in written):
         view = views[name]
         if view is not None and tensors[name].shape == target.shape:
-            return small_grid(view.grid(), view, order_of(target), job.most // itemsize)
+            return small_grid(view.grid(), order_of(target), job.most // itemsize, view.step)
     return slabs
 
 

@@ -19,6 +19,9 @@ from torch_lms.capture.tensors import untyped_storage
 _PARTS = 4
 """Of what an operation may touch. A piece of single elements touches no more, and results of no more are no tiles."""
 
+_MAX_TILES = 64
+"""So many may a page be cut into, where larger ones would suffice for the pieces."""
+
 NOT_CUT: Any = object()
 """Given instead of a result where an operation is not run in pieces."""
 
@@ -119,22 +122,21 @@ def longest(grid: Grid) -> int:
     return math.prod(max(last - first for first, last in pairwise(bounds)) for bounds in grid)
 
 
-def small_grid(grid: Grid, view: View, order: Iterable[int], most: int) -> Grid:
-    """``grid``, as the tiles of ``view`` have it. Where more than ``most`` elements are between its bounds, it is also
-    cut where it is not and can be: the view's shape may show no tile's bounds.
+def small_grid(grid: Grid, order: Iterable[int], most: int, step_of: Callable[[int], int] = lambda _: 1) -> Grid:
+    """``grid``. Where more than ``most`` elements are between its bounds, it is also cut where it is not and can be.
 
     Args:
         grid: see above.
-        view: shows the tiles.
         order: dimensions that may be cut, the first ones rather.
         most: see above.
+        step_of: what bounds along a dimension have to be multiples of; 0 if it cannot be cut there.
     """
     found = list(grid)
     for dim in order:
         length = longest(found)
         if length <= most:
             break
-        step, size = view.step(dim), grid[dim][-1]
+        step, size = step_of(dim), grid[dim][-1]
         if step and len(grid[dim]) <= 2:
             found[dim] = at_most(size, max(step, most * size // length // step * step), step)
     return found
@@ -184,11 +186,17 @@ def put_in_tiles(
     for name in sorted(whole, key=lambda name: -nbytes[name]):
         is_too_large = left < 0 or nbytes[name] > most
         grid = grid_of(name) if is_too_large else None
-        view = None if grid is None else job.table.tile(whole[name], grid)
+        view = None if grid is None else job.table.tile(whole[name], _beside_it(job, whole[name], grid))
         if view is not None:
             views[name] = view
             left += nbytes[name]
     return views
+
+
+def _beside_it(job: Job, whole: torch.Tensor, grid: Grid) -> Grid:
+    """``grid``, of tiles so small that there is room for one beside ``whole``, as far as these are not too many."""
+    most = max(job.limit - whole.nbytes, whole.nbytes // _MAX_TILES, job.least) // whole.itemsize
+    return small_grid(grid, order_of(whole), most)
 
 
 def refine(view: View, tensor: torch.Tensor, grid: Grid, least: int) -> None:
