@@ -40,13 +40,14 @@ def conv(
     batch: int = 1,
     dtype: torch.dtype = torch.float32,
     last: bool = False,
+    one_for_all: bool = False,
 ) -> tuple[Any, ...]:
-    """Arguments of a convolution."""
+    """Arguments of a convolution. ``one_for_all``: one number tells of all dimensions, as for a padding of "valid"."""
     x = rand(batch, into, *[size] * space, dtype=dtype)
     weight = rand(*((into, out // groups) if transposed else (out, into // groups)), *[3] * space, dtype=dtype)
     if last:
         x = x.to(memory_format=LAST)
-    its = [[value] * space for value in (stride, padding, 1)]
+    its = [[value] * (1 if one_for_all else space) for value in (stride, padding, 1)]
     return x, weight, rand(out, dtype=dtype), *its, transposed, [0] * space, groups
 
 
@@ -55,6 +56,10 @@ def gradients(*mask: bool, **how: Any) -> tuple[Any, ...]:
     x, weight, bias, *rest = conv(**how)
     result = aten.convolution(x, weight, bias, *rest)
     return torch.randn_like(result), x, weight, [bias.numel()], *rest, list(mask)
+
+
+def groups(*ends: int) -> Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
 
 
 def attended(**how: Any) -> tuple[Any, ...]:
@@ -190,6 +195,10 @@ CALLS: dict[str, list[Made]] = {
         lambda: (rand(1, 31), rand(31, 353)),
     ],
     "addmm": [lambda: (rand(53), rand(97, 31), rand(31, 53)), lambda: (rand(97, 53), rand(97, 31), rand(31, 53))],
+    "_grouped_mm": [
+        lambda: (rand(96, 32), rand(4, 64, 32).transpose(1, 2), groups(10, 10, 41, 96)),
+        lambda: (rand(96, 32).t(), rand(96, 64), groups(10, 10, 41, 96)),
+    ],
     "bmm": [lambda: (rand(7, 31, 13), rand(7, 13, 29))],
     "baddbmm": [lambda: (rand(7, 31, 29), rand(7, 31, 13), rand(7, 13, 29))],
     "_scaled_dot_product_flash_attention_for_cpu": [lambda: (*attended(), 0.0, True)],
@@ -207,6 +216,7 @@ CALLS: dict[str, list[Made]] = {
         lambda: conv(2, 12, 18, 13, groups=6, transposed=True),
         lambda: conv(2, 3, 4, 17, batch=5),
         lambda: conv(2, 3, 8, 37, dtype=BF16),
+        lambda: conv(2, 3, 8, 37, one_for_all=True),
     ],
     "convolution_backward": [
         lambda: gradients(True, False, False, space=2, into=8, out=8, size=37),

@@ -98,6 +98,18 @@ def test_the_same_bits(name: str, number: int, ran: list[str]) -> None:
     assert name in ran or name in DEPENDS_ON_THE_PROCESSOR
 
 
+def test_there_is_room_for_a_tile_beside_the_page_that_is_cut() -> None:
+    """The argument takes most of the limit. Pieces are samples, of which one more would exceed it."""
+    x, weight = rand(2, 32, 400), rand(32, 32, 3)
+    expected = F.conv1d(x, weight)
+    with torch_lms.session(limit=int(1.25 * x.nbytes), min_size=MIN_SIZE) as lms:
+        found = F.conv1d(x, weight)
+        assert is_in_tiles(x)
+        assert same_bits(found.clone(), expected)
+        stats = lms.stats()
+    assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("mask", [(61, 61), (1, 1, 61, 61), (1, 6, 61, 61)], ids=str)
 def test_attention_with_a_mask(mask: tuple[int, ...], samples: int, ran: list[str]) -> None:

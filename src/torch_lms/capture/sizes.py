@@ -171,10 +171,10 @@ def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device
 # -- on the meta device ----------------------------------------------------------------------------------------------
 
 
-def on_meta(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What ``func`` would give, on the meta device."""
     with Undispatched():  # modes below ours must not see it
-        return func(*pytree.tree_map(_to_meta, args), **pytree.tree_map(_to_meta, kwargs))
+        return dry_run(func, info, pytree.tree_map(_to_meta, args), pytree.tree_map(_to_meta, kwargs))
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:

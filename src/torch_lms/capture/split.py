@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torch_lms.capture.registry import storage_nbytes
-from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.sizes import on_meta
 from torch_lms.capture.tensors import span, untyped_storage
 
@@ -151,7 +151,7 @@ def perform(program: Program, run: Callable[[Instruction], Any]) -> Any:
 
 def _cat(func: Any, tensors: list[torch.Tensor], dim: int = 0) -> Program:
     """What ``torch.cat`` gives, by one copy for each tensor."""
-    like = on_meta(func, (tensors, dim), {})
+    like = on_meta(func, describe(func), (tensors, dim), {})
     result = yield Empty(like, tensors[0].device)
     first = 0
     for tensor in tensors:

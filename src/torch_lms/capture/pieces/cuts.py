@@ -338,6 +338,19 @@ def _product(left: str, right: str, added: str = "") -> Cuts:
     return cuts
 
 
+def _grouped_product(given: Arguments) -> Iterator[Cut]:
+    """Products by groups. They end where ``offs`` tells: along what is summed up; or along the rows of the left, if
+    the right has a matrix for each, or along the columns of the right, if the left has.
+    """
+    left, right = given["self"], given["mat2"]
+    if given["bias"] is not None:
+        return
+    if left.dim() == 3 or right.dim() == 2:
+        yield Cut("rows", left.shape[-2], _same(("self",), left.dim() - 2))
+    if right.dim() == 3 or left.dim() == 2:
+        yield Cut("columns", right.shape[-1], _same(("mat2",), right.dim() - 1))
+
+
 def _attention(names: tuple[str, ...], of_queries: tuple[str, ...] = ()) -> Cuts:
     """Each head of each sample is computed by itself, and what each query gives by these arguments."""
 
@@ -406,11 +419,13 @@ class _Line:
         return Slab(2, *inside, before=inside[0] - first, after=last - inside[1])
 
 
-def _is_in_full(given: Arguments) -> bool:
-    """Whether there is a batch, and a number for each dimension of space."""
+def _in_full(given: Arguments) -> Arguments | None:
+    """``given``, with a number for each dimension of space where one is told for all; None if there is no batch."""
     space = given["input"].dim() - 2
-    lengths = {len(given[name]) for name in ("stride", "padding", "dilation")}
-    return space > 0 and given["weight"].dim() == space + 2 and lengths == {space}
+    if space <= 0 or given["weight"].dim() != space + 2:
+        return None
+    lists = {name: given[name] for name in ("stride", "padding", "dilation")}
+    return {**given, **{name: its * space if len(its) == 1 else its for name, its in lists.items()}}
 
 
 def _without_padding(given: Arguments) -> dict[str, Any]:
@@ -438,10 +453,11 @@ def _channels_by_group(given: Arguments, dims: Mapping[str, int], shape_only: st
     return Cut("groups of channels", groups, takes)
 
 
-def _convolution(given: Arguments) -> Iterator[Cut]:
-    tensor, weight = given["input"], given["weight"]
-    if not _is_in_full(given):
+def _convolution(asked: Arguments) -> Iterator[Cut]:
+    given = _in_full(asked)
+    if given is None:
         return
+    tensor, weight = given["input"], given["weight"]
     yield Cut("samples", tensor.shape[0], _same(("input",), 0))
     line = _Line.of(given)
     if not given["transposed"] and line.results > 1:
@@ -461,12 +477,13 @@ def _convolution(given: Arguments) -> Iterator[Cut]:
         yield _channels_by_group(given, {"input": 1, "weight": 0, "bias": 0})
 
 
-def _convolution_backward(given: Arguments) -> Iterator[Cut]:
+def _convolution_backward(asked: Arguments) -> Iterator[Cut]:
     """Either the gradient of the input, or those of weight and bias: ``split.parts`` has told them apart."""
-    tensor, weight = given["input"], given["weight"]
-    of_input, *others = given["output_mask"]
-    if (of_input and any(others)) or not _is_in_full(given):
+    given = _in_full(asked)
+    of_input, *others = asked["output_mask"]
+    if (of_input and any(others)) or given is None:
         return
+    tensor, weight = given["input"], given["weight"]
     channels_of = {"grad_output": 1, "input": 1, "weight": 0}
     out, into = (1, 0) if given["transposed"] else (0, 1)
     if of_input:
@@ -582,6 +599,7 @@ OPERATORS: dict[str, Cuts] = {
     "mm": _product("self", "mat2"),
     "addmm": _product("mat1", "mat2", "self"),
     "bmm": _product("self", "mat2"),
+    "_grouped_mm": _grouped_product,
     "baddbmm": _product("batch1", "batch2", "self"),
     "_scaled_dot_product_flash_attention_for_cpu": _attention(_ATTENTION, ("query",)),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(("grad_out", *_ATTENTION, "out", "logsumexp")),

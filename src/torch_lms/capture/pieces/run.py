@@ -121,7 +121,7 @@ class Pieces:
             given = bind(func, args, kwargs)
             if len(devices) > 1:
                 given["non_blocking"] = False  # pieces are copied on as soon as they are there
-            likes = as_results(on_meta(func, args, kwargs))
+            likes = as_results(on_meta(func, info, args, kwargs))
         except Exception:  # no meta kernel, or an error that the operator itself will raise
             return NOT_CUT
         is_too_large = needed > room.limit
