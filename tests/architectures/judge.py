@@ -1,22 +1,16 @@
-"""One network, trained in stock PyTorch and with LMS."""
+"""One network, used in stock PyTorch and with LMS."""
 
-import random
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
-from torch import Tensor
-
 import torch_lms
-from tests.architectures.networks import Network, built, loss_of
+from tests.architectures.networks import built
+from tests.architectures.ways import WAYS
 from tests.bits import same_bits
-from tests.shares import trained
 
 SHARES = (0.5, 0.2)
 """Of the demand: limits."""
 
 _MIN_SIZE = 1024
-_STEPS = 4
 
 
 @dataclass
@@ -24,10 +18,10 @@ class Verdict:
     """On one network.
 
     Attributes:
-        state: "equal"; "differs", from stock PyTorch's training; "raised", with LMS alone; "unrepeatable", in stock
-            PyTorch; "left out", as it cannot be made; or "crashed".
+        state: "equal"; "differs", from stock PyTorch's results; "raised", with LMS alone; "unrepeatable", in stock
+            PyTorch; "left out", as it cannot be made, or used in that way; or "crashed".
         detail: where, or why.
-        demand_bytes: of the training.
+        demand_bytes: where all fits.
         peaks: by share of the demand that the limit is, the most bytes of pages on the device, in limits.
     """
 
@@ -37,14 +31,15 @@ class Verdict:
     peaks: dict[str, float] = field(default_factory=dict)
 
 
-def judge(name: str) -> Verdict:
-    """Of the network of this name."""
+def judge(name: str, way: str = "train") -> Verdict:
+    """Of the network of this name, used in that one of ``WAYS``."""
+    use = WAYS[way]
     try:
         network = built(name)
-        expected = _trained(network)
+        expected = use(network)
     except Exception as error:  # also where its library cannot load it
         return Verdict("left out", f"{type(error).__name__}: {error}")
-    if not same_bits(_trained(network), expected):
+    if not same_bits(use(network), expected):
         return Verdict("unrepeatable")
     verdict = Verdict("equal")
     for share in (None, *SHARES):
@@ -52,7 +47,7 @@ def judge(name: str) -> Verdict:
         where = "where all fits" if share is None else f"at {share:g} of its demand"
         try:
             with torch_lms.session(limit=limit, min_size=_MIN_SIZE, device="cpu") as lms:
-                found = _trained(network)
+                found = use(network)
                 lms.validate()
                 stats = lms.stats()
         except Exception as error:
@@ -64,13 +59,3 @@ def judge(name: str) -> Verdict:
         else:
             verdict.peaks[f"{share:g}"] = stats.peak_resident_bytes / limit
     return verdict
-
-
-def _trained(network: Network) -> list[Tensor]:
-    """Losses, weights and buffers."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-    model = network.make().train()
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-4)
-    return [*trained(model, optimizer, lambda: loss_of(network.result(model)), _STEPS), *model.buffers()]

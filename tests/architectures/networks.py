@@ -89,22 +89,23 @@ def loss_of(result: Any) -> Tensor:
     Raises:
         ValueError: nothing does.
     """
-    parts = [tensor.float().square().mean() for tensor in _tensors_in(result) if tensor.requires_grad]
+    parts = [tensor.float().square().mean() for tensor in tensors_in(result) if tensor.requires_grad]
     if not parts:
         raise ValueError("nothing in its result depends on its weights")
     return torch.stack(parts).sum()
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All that ``value``, what a network gives, has somewhere."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _tensors_in(each)
+            yield from tensors_in(each)
     elif hasattr(value, "__dict__"):
-        yield from _tensors_in(vars(value))
+        yield from tensors_in(vars(value))
 
 
 def _of_pictures(make: Callable[[], nn.Module], *shape: int) -> Network:

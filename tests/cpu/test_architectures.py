@@ -10,16 +10,27 @@ from tests.architectures.judge import judge
 from tests.architectures.networks import names
 
 
-@pytest.mark.parametrize("name", ["timm:convnext", "transformers:bert"])
-def test_trained_below_its_demand(name: str) -> None:
-    verdict = judge(name)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("timm:convnext", "train"),
+        ("timm:convnext", "channels-last"),
+        ("transformers:bert", "train"),
+        ("transformers:bert", "checkpoint"),
+        ("transformers:gpt2", "infer"),
+        ("transformers:gpt2", "generate"),
+    ],
+)
+def test_below_its_demand(name: str, way: str) -> None:
+    verdict = judge(name, way)
     assert (verdict.state, verdict.detail) == ("equal", "")
     assert verdict.demand_bytes > 0
     assert all(peak <= 1 for peak in verdict.peaks.values()), verdict.peaks
     assert name in names()
 
 
-def test_what_cannot_be_made_is_left_out() -> None:
-    verdict = judge("torchvision:vgg19")
-    assert verdict.state == "left out"
-    assert "parameters" in verdict.detail
+def test_what_cannot_be_made_or_used_is_left_out() -> None:
+    large, unable = judge("torchvision:vgg19"), judge("timm:convnext", "generate")
+    assert large.state == unable.state == "left out"
+    assert "parameters" in large.detail
+    assert "generates nothing" in unable.detail
