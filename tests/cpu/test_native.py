@@ -670,7 +670,8 @@ def test_at_the_brim_fake_tensors_teach_nothing(way: str, monkeypatch: pytest.Mo
     with short_of_room():
         kept = [torch.ones(1000) for _ in range(200)]
         unknown = ShapeEnv().create_unbacked_symint()
-        assert torch.empty_strided((unknown, 3), (3, 1), device="meta").stride() == (3, 1)
+        symbolic = torch.empty_strided((unknown, 3), (3, 1), device="meta")
+        assert (symbolic * symbolic + 1).clone().stride() == (3, 1)  # for none of which its sizes are asked
         with FakeTensorMode():
             fakes = [torch.empty_strided((80_000,), (1,)), torch.empty_strided((80_000,), (1,), device="meta")]
         kept.append(torch.empty_strided((80_000,), (1,)))

@@ -217,8 +217,9 @@ class LmsMode(TorchDispatchMode):
 
     def _new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Bytes of pages that ``func`` will create, as far as is known."""
-        nbytes = self._sizes.new_bytes(func, info, args, kwargs)
-        return nbytes if nbytes and result_device(args, kwargs).type == self._owner.kind else 0
+        if result_device(args, kwargs).type != self._owner.kind:  # on the meta device sizes may be symbols
+            return 0
+        return self._sizes.new_bytes(func, info, args, kwargs)
 
     def min_size_has_changed(self) -> None:
         """Other results are pages now."""

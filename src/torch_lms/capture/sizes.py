@@ -92,19 +92,19 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     if info.writes or not info.creates:
         return 0
-    elements, widest, listed = 1, 1, 1
+    elements, listed = 1, 1
     shape: tuple[int, ...] = ()
     others: list[tuple[int, ...]] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
+            if value.is_meta:  # its sizes may be symbols
+                return 0
             others.append(value.shape)
             if value.numel() > elements:
                 elements, shape = value.numel(), value.shape
         elif info.numbers_matter and type(value) is list and value and type(value[0]) is int:
             listed *= math.prod(max(1, number) for number in value if type(number) is int)
-    for other in others:
-        if other != shape:
-            widest = max(widest, *other, 1)
+    widest = max([1, *(size for other in others if other != shape for size in other)])
     return _MAX_ITEMSIZE * elements * widest * listed
 
 

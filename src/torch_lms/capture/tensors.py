@@ -70,7 +70,7 @@ def plain_pages(
             page = find(storage)
             if page is not None:
                 pages.append(page)
-            elif storage_nbytes(storage) >= min_size:
+            elif not value.is_meta and storage_nbytes(storage) >= min_size:  # on the meta device it may be a symbol
                 return -1
             seen += 1
         elif kind is list or kind is tuple:

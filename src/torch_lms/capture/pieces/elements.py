@@ -151,7 +151,7 @@ def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Te
     key = " ".join(("elements", str(job.func), str(types), str(values), *proof.place(job.device)))
     whole = torch.empty_strided(target.shape, target.stride(), device="meta")
     pieces = [part(whole, region) for region in regions_of(grid)]
-    are_alike = all((like.shape, like.stride()) == (target.shape, target.stride()) for like in likes.values())
+    are_alike = all(_layout(like) == _layout(target) for like in likes.values())
     is_free_of_place = proof.is_free_of_place
     if not job.holds(f"layout of {key}", 0, lambda: proof.is_free_of_layout(job.func, given)):
         are_contiguous = {each.is_contiguous() and each.numel() > 1 for each in (whole, *pieces)}
@@ -164,6 +164,12 @@ def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Te
     return (
         job.device.type == "cpu" and are_alike and _are_full_vectors(whole, pieces) and _is_proven(job, grid, tensors)
     )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Its shape and strides, but for those of dimensions of size 1."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.shape, [stride for size, stride in strides if size > 1]
 
 
 def _is_proven(job: Job, grid: Grid, tensors: dict[str, torch.Tensor]) -> bool:

@@ -517,6 +517,11 @@ void Interposer::run_plain(
     const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet below, torch::jit::Stack* stack) {
   Running& self = running();
   Entrance entrance = enter(op, handle, *stack, self);
+  if (entrance == Entrance::on_meta) {
+    const c10::impl::ExcludeDispatchKeyGuard unseen{c10::DispatchKeySet(key_)};
+    handle.redispatchBoxed(below, stack);
+    return;
+  }
   if (entrance == Entrance::to_prepare) {
     entrance = prepare(self);
   }
@@ -613,12 +618,19 @@ Entrance Interposer::enter(
   }
   self.found.clear();
   ++looked_up_;
+  bool is_on_meta = false;
   for (const auto& value : arguments_of(handle, stack)) {
-    const bool is_known = !value.isStorage() && !value.isObject() &&
-        every_tensor(value, [&](const at::Tensor& tensor) { return look_up(tensor, self.found); });
+    is_on_meta = is_on_meta || (value.isDevice() && value.toDevice().is_meta());
+    const bool is_known = !value.isStorage() && !value.isObject() && every_tensor(value, [&](const at::Tensor& tensor) {
+      is_on_meta = is_on_meta || tensor.is_meta();
+      return look_up(tensor, self.found);
+    });
     if (!is_known) {
       return Entrance::python;
     }
+  }
+  if (is_on_meta) {
+    return Entrance::on_meta;
   }
   self.pages.clear();
   for (const Page* page : self.found) {
@@ -691,8 +703,8 @@ std::optional<int64_t> Interposer::made_by(
       const auto* storage = impl.unsafe_storage().unsafeGetStorageImpl();
       const Page* page = pages.find(storage);
       nbytes += page != nullptr && counted.insert(page->id).second ? page->nbytes : 0;
-      const bool has_bytes = page != nullptr || impl.is_meta() || impl.numel() == 0 || storage->nbytes() > 0;
-      are_whole = are_whole && has_bytes && !is_peculiar(impl);
+      const bool is_fake = impl.is_meta() || is_peculiar(impl);
+      are_whole = are_whole && !is_fake && (page != nullptr || impl.numel() == 0 || storage->nbytes() > 0);
       return true;
     });
   }

@@ -119,7 +119,7 @@ struct Running {
 // One that is running: its thread, its pages, and the bytes that it is about to create.
 using OnIt = std::tuple<uint64_t, std::vector<PageId>, int64_t>;
 
-enum class Entrance { passes, to_prepare, python };
+enum class Entrance { passes, to_prepare, python, on_meta };  // where there are no bytes, and sizes may be symbols
 
 struct Settings {
   c10::DeviceType device_type = c10::DeviceType::CPU;
