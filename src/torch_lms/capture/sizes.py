@@ -88,10 +88,17 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Bytes that an operation creates at most, told quickly by the sizes of its arguments. Mostly it is far less.
 
     Convolutions, products and broadcasting give what is largest one more dimension, of another argument. Lists of
-    numbers are sizes, or tell how often something is repeated.
+    numbers are sizes, or tell how often something is repeated. 0 where one does not tell its shape: lazy parameters,
+    nested tensors.
     """
     if info.writes or not info.creates:
         return 0
+    with suppress(*_NO_KEY):
+        return _most_new_bytes(info, args, kwargs)
+    return 0
+
+
+def _most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     elements, listed = 1, 1
     shape: tuple[int, ...] = ()
     others: list[tuple[int, ...]] = []
