@@ -71,6 +71,13 @@ def _same(names: tuple[str, ...], dim: int) -> Callable[[int, int], dict[str, Sl
     return lambda first, last: {name: Slab(dim, first, last) for name in names}
 
 
+def _expanded(name: str, tensor: torch.Tensor | None, slab: Slab, dims: int) -> dict[str, Slab]:
+    """The same slab of the argument of that ``name``, which is expanded to so many dimensions; none, if it is there."""
+    place = -1 if tensor is None else slab.dim - (dims - tensor.dim())
+    is_cut = tensor is not None and place >= 0 and tensor.shape[place] > 1
+    return {name: Slab(place, slab.first, slab.last)} if is_cut else {}
+
+
 # -- row by row ------------------------------------------------------------------------------------------------------
 
 
@@ -322,10 +329,7 @@ def _product(left: str, right: str, added: str = "") -> Cuts:
         offset = given[added] if added else None
 
         def with_added(found: dict[str, Slab], dim: int, first: int, last: int) -> dict[str, Slab]:
-            place = dim - (one.dim() - offset.dim()) if offset is not None else -1
-            if offset is not None and place >= 0 and offset.shape[place] > 1:
-                found[added] = Slab(place, first, last)
-            return found
+            return found | _expanded(added, offset, Slab(dim, first, last), one.dim())
 
         def some(first: int, last: int) -> dict[str, Slab]:
             return with_added({left: Slab(0, first, last), right: Slab(0, first, last)}, 0, first, last)
@@ -360,11 +364,7 @@ def _attention(names: tuple[str, ...], of_queries: tuple[str, ...] = ()) -> Cuts
             return
 
         def along(dim: int, names: tuple[str, ...], first: int, last: int) -> dict[str, Slab]:
-            found = _same(names, dim)(first, last)
-            place = dim - (query.dim() - mask.dim()) if mask is not None else -1
-            if mask is not None and place >= 0 and mask.shape[place] > 1:
-                found["attn_mask"] = Slab(place, first, last)
-            return found
+            return _same(names, dim)(first, last) | _expanded("attn_mask", mask, Slab(dim, first, last), query.dim())
 
         for dim, kind in enumerate(("samples", "heads")):
             yield Cut(kind, query.shape[dim], partial(along, dim, names))
