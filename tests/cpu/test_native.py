@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 import torch_lms
 from tests.bits import same_bits
 from tests.injection import copies_in_python, nobody_hears_of_copies, step_of_many_pages
-from tests.ways import IS_NATIVE
+from tests.ways import AT_HAND, IS_NATIVE
 from torch_lms.capture.mode import LmsMode
 from torch_lms.engine import Engine
 from torch_lms.errors import StoreFullError
@@ -615,7 +615,7 @@ def test_at_the_brim_it_is_asked_once_what_an_operation_creates(monkeypatch: pyt
         assert asked == ["aten.add.Tensor", "aten.cat.default"]
 
 
-@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("way", AT_HAND)
 def test_at_the_brim_an_operation_on_little_may_create_much(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python hears of that one alone: those before it created what they had created before."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
@@ -628,7 +628,7 @@ def test_at_the_brim_an_operation_on_little_may_create_much(way: str, monkeypatc
         kept.append(row.t() @ row)
 
 
-@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("way", AT_HAND)
 def test_what_an_operation_creates_may_depend_on_a_number(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
     row = torch.randn(80_000)
@@ -647,7 +647,7 @@ _MAKES_MUCH: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("way", AT_HAND)
 @pytest.mark.parametrize("name", _MAKES_MUCH)
 def test_far_from_the_brim_an_operation_on_little_may_create_much(
     name: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -663,7 +663,7 @@ def test_far_from_the_brim_an_operation_on_little_may_create_much(
     assert len(others) == 17
 
 
-@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("way", AT_HAND)
 def test_at_the_brim_fake_tensors_teach_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of symbolic sizes, of no memory, and of the same sizes as real ones."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
@@ -693,7 +693,7 @@ def test_while_something_is_in_tiles_operations_made_of_others_see_no_mode() -> 
             assert in_tiles.sum().item() == 800_000
 
 
-@pytest.mark.parametrize("way", _WAYS if IS_NATIVE else _WAYS[:1])
+@pytest.mark.parametrize("way", AT_HAND)
 def test_pages_whose_size_the_program_changes(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By operations, while everything fits: born in the session, or older."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 import torch_lms
 from tests.pieces_calls import CALLS, aten, rand, rows
-from tests.ways import IS_NATIVE
+from tests.ways import AT_HAND, IS_NATIVE
 from torch_lms.capture.pieces import copies, elements, proof, run, tiles
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
@@ -427,10 +427,7 @@ def test_writes_go_to_the_tiles(in_tiles: tuple[Tensor, Tensor]) -> None:
     assert same_bits([y.clone()], [expected])
 
 
-WAYS = ["python", "native"] if IS_NATIVE else ["python"]
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", AT_HAND)
 @pytest.mark.parametrize("of_inference", [True, False])
 def test_inference_mode(of_inference: bool, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors that are made inside of it and outside; those of outside are written there afterwards."""
