@@ -105,7 +105,7 @@ class Rig:
     # -- as a backend ------------------------------------------------------------------------------------------------
 
     overlap_penalty = 0.0
-    repeat_s = 0.0
+    repeat_s = launch_s = action_s = 0.0
     transfers_made = 0
 
     def perform(self, action: Action, spent: Spent) -> Exception | None:

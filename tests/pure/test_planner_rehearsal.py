@@ -12,7 +12,7 @@ from torch_lms.planner.rehearsal import Rehearsed, Stage
 from torch_lms.planner.walk import Choice
 from torch_lms.policy import Plan, Planned
 from torch_lms.residency import Tier
-from torch_lms.sim import LinkSpeeds, Simulator
+from torch_lms.sim import HostWork, LinkSpeeds, Simulator
 from torch_lms.trace import Trace, demand_curve
 
 
@@ -22,7 +22,8 @@ def simulated(plan: Plan, speeds: Speeds) -> Rehearsed:
         speeds.d2h, speeds.h2d, speeds.disk_write, speeds.disk_read, overlap_penalty=speeds.overlap_penalty
     )
     tiers = {Tier.HOST: int(min(speeds.host_bytes, 1 << 60)), Tier.DISK: 1 << 60}
-    simulator = Simulator(plan.trace, plan.limit, tiers, links, Planned(), plan)
+    host = HostWork(speeds.launch_s, 0.0, speeds.action_s, is_ahead=True) if speeds.launch_s else HostWork()
+    simulator = Simulator(plan.trace, plan.limit, tiers, links, Planned(), plan, host=host)
     simulator.step()
     step = simulator.step()
     return Rehearsed(step.seconds, step.peak_bytes, step.evicted_bytes, step.fetched_bytes)
@@ -39,13 +40,22 @@ def plans(trace: Trace, limit: int, speeds: Speeds) -> list[Plan]:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("share", [2, 3, 6])
 @pytest.mark.parametrize("bytes_per_s", [3.0, 30.0, 1000.0])
-@pytest.mark.parametrize(("lost", "host_share"), [(0.0, 0.0), (0.0, 0.2), (0.0, 0.5), (0.0, inf), (1.0, inf)])
-def test_it_is_as_simulated(seed: int, share: int, bytes_per_s: float, lost: float, host_share: float) -> None:
+@pytest.mark.parametrize(
+    ("lost", "host_share", "host_s"),
+    [
+        *((0.0, 0.0, 0.0), (0.0, 0.2, 0.0), (0.0, 0.5, 0.0), (0.0, inf, 0.0), (1.0, inf, 0.0)),
+        *((0.0, 0.2, 0.3), (0.0, inf, 0.3), (0.0, inf, 2.0)),
+    ],
+)
+def test_it_is_as_simulated(
+    seed: int, share: int, bytes_per_s: float, lost: float, host_share: float, host_s: float
+) -> None:
     trace = repeatable(random_training(seed))
     demand = demand_curve(trace).demand_bytes
     limit = demand // share
     disk = (bytes_per_s / 4, bytes_per_s / 3)
-    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s, lost, host_share * demand, *disk)
+    host = (host_s, host_s / 2)  # for a launch, and for an action
+    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s, lost, host_share * demand, *disk, 0.0, *host)
     stage = Stage(trace, limit, speeds)
     for plan in plans(trace, limit, speeds):
         rehearsed, expected = stage.rehearse(plan, inf), simulated(plan, speeds)

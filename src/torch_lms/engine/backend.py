@@ -33,6 +33,14 @@ class Backend(Protocol):
         """Seconds that the program loses for each operation that is recorded and repeated."""
 
     @property
+    def launch_s(self) -> float:
+        """See ``Speeds``."""
+
+    @property
+    def action_s(self) -> float:
+        """See ``Speeds``."""
+
+    @property
     def disk_bytes_per_s(self) -> tuple[float, float]:
         """What a disk behind another tier reaches, written and read; 0 as long as that is not known."""
 

@@ -530,7 +530,17 @@ class Engine:
         backend = self._backend
         write, read = (speed or inf for speed in backend.disk_bytes_per_s)
         host_bytes = backend.tiers.get(Tier.HOST, inf)
-        return Speeds(out, back, backend.overlap_penalty, host_bytes, write, read, backend.repeat_s)
+        return Speeds(
+            out,
+            back,
+            backend.overlap_penalty,
+            host_bytes,
+            write,
+            read,
+            backend.repeat_s,
+            backend.launch_s,
+            backend.action_s,
+        )
 
     @property
     def trace(self) -> Trace | None:

@@ -28,6 +28,9 @@ class Speeds(NamedTuple):
         disk_write, disk_read: bytes per second to that disk, and from it.
         repeat_s: seconds that the program loses for each operation that is repeated, beside what that takes: half of it
             when it is recorded.
+        launch_s: seconds that a host which runs ahead of its device needs for each launch; 0 where the processor
+            computes itself.
+        action_s: seconds that such a host needs for each action by which a page moves, is dropped or recomputed.
     """
 
     d2h: float
@@ -37,6 +40,8 @@ class Speeds(NamedTuple):
     disk_write: float = inf
     disk_read: float = inf
     repeat_s: float = 0.0
+    launch_s: float = 0.0
+    action_s: float = 0.0
 
 
 MakePlan = Callable[[Trace, int, Mapping[PageId, int], Speeds], Plan]

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 
 from torch_lms.engine import Speeds
-from torch_lms.planner.gaps import Gap, gaps_of
+from torch_lms.planner.gaps import Gap, actions_of, gaps_of
 from torch_lms.planner.recomputation import Producers, repeat_s
 from torch_lms.policy import Recomputation
 from torch_lms.trace import Trace
@@ -35,6 +35,7 @@ class Absences:
         d2h_s: seconds on the link to evict the page, unless it is clean.
         h2d_s: seconds on the link to fetch it; 0 if nobody needs it again.
         recompute_s: seconds to recompute it (see ``seconds``); infinite if that is not possible.
+        move_host_s, recompute_host_s: seconds that a host which runs ahead needs to move it, or to recompute it.
     """
 
     def __init__(self, trace: Trace, limit: int, speeds: Speeds) -> None:
@@ -56,6 +57,8 @@ class Absences:
         self.d2h_s = np.zeros(room)
         self.h2d_s = np.zeros(room)
         self.recompute_s = np.zeros(room)
+        self.move_host_s = np.zeros(room)
+        self.recompute_host_s = np.zeros(room)
         self.used = [np.array([*op.pages, *op.creates], dtype=np.int64) for op in trace.ops]
         self.rows_after = [
             np.array([self.row(page, position) for page in (*op.pages, *op.creates)], dtype=np.int64)
@@ -84,6 +87,13 @@ class Absences:
         if recomputation.before < 0:
             return repeat_s(recomputation, self._speeds) / 2
         return self._seconds[recomputation.ops]
+
+    def host_seconds(self, recomputation: Recomputation) -> float:
+        """How long a host that runs ahead is at work for it: to drop the page, to launch its operations, and to have
+        the page counted as there.
+        """
+        launches = sum(self._trace.ops[op].launches for op in recomputation.ops) if recomputation.before >= 0 else 0
+        return 2 * self._speeds.action_s + self._speeds.launch_s * launches
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -114,12 +124,16 @@ class Absences:
         self.d2h_s[row] = 0.0 if gap.is_copied else gap.nbytes / self._speeds.d2h
         self.h2d_s[row] = gap.nbytes / self._speeds.h2d if gap.before >= 0 else 0.0
         self.recompute_s[row] = inf if recomputation is None else self.seconds(recomputation)
+        self.move_host_s[row] = self._speeds.action_s * actions_of(gap)
+        if recomputation is not None:
+            self.recompute_host_s[row] = self.host_seconds(recomputation)
         return row
 
     def _grow(self) -> None:
         """Have room for as many rows again."""
         room = 2 * len(self.nbytes)
-        for column in (self.nbytes, self.end, self.d2h_s, self.h2d_s, self.recompute_s):
+        columns = (self.nbytes, self.end, self.d2h_s, self.h2d_s, self.recompute_s)
+        for column in (*columns, self.move_host_s, self.recompute_host_s):
             column.resize(room, refcheck=False)
 
     def _find_gap(self, page: int, last: int) -> tuple[Gap | None, Recomputation | None]:

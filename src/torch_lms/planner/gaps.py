@@ -37,6 +37,12 @@ def gaps_of(trace: Trace) -> list[Gap]:
     return [gap for page in range(len(trace.pages)) for gap in _gaps_of_page(trace, page)]
 
 
+def actions_of(gap: Gap) -> int:
+    """How many actions it takes to have the page away meanwhile (``pager.Action``), unless its copy is made anew."""
+    evict = 1 if gap.is_copied else 3  # a page with a copy is only freed; else the copy begins and ends, too
+    return evict + (2 if gap.before >= 0 else 0)
+
+
 def written(trace: Trace, gap: Gap) -> int:
     """The operation that wrote what ``gap.page`` holds meanwhile; of the step before if it comes after the gap; -1 if
     no operation of the step writes it.

@@ -25,6 +25,8 @@ _STEPS = 3
 _NO_DISK = 1.0
 """Bytes per second."""
 
+_IDLE = HostWork()
+
 _OURS = Rival(None, keeps_copies=True)
 """How LMS itself moves pages, in the terms of its rivals."""
 
@@ -68,7 +70,7 @@ def simulate(
     elif policy == "reactive":
         chooser = Reactive()
     else:
-        plan = make_plan(work, limit, {}, planned_with(links, tiers))
+        plan = make_plan(work, limit, {}, planned_with(links, tiers, host))
         chooser = Planned()
     simulator = Simulator(
         kernels,
@@ -90,13 +92,22 @@ def simulate(
         return None
 
 
-def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int]) -> Speeds:
-    """The speeds that a plan is made for, on a machine with such links and lower tiers."""
+def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int], host: HostWork = _IDLE) -> Speeds:
+    """The speeds that a plan is made for, on a machine with such links and lower tiers, whose host does that."""
     if links.is_host_memory:
         return Speeds(links.disk_write, links.disk_read, links.overlap_penalty, repeat_s=NATIVE_REPEAT_S)
     is_disk_there = Tier.DISK in tiers  # else what finds no room in host memory goes nowhere
     write, read = (links.disk_write, links.disk_read) if is_disk_there else (_NO_DISK, _NO_DISK)
-    return Speeds(links.d2h, links.h2d, links.overlap_penalty, tiers.get(Tier.HOST, inf), write, read)
+    return Speeds(
+        links.d2h,
+        links.h2d,
+        links.overlap_penalty,
+        tiers.get(Tier.HOST, inf),
+        write,
+        read,
+        launch_s=host.launch_s + host.op_s,
+        action_s=host.action_s,
+    )
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,19 @@ _DISK_WALKS = (
 """Those that are made, too, where host memory may not hold what moves: a second of the link may cost many of the disk.
 """
 
+_HOST_PRICE = 0.3
+"""Of all these walks, where a host runs ahead of its device. It moves fewer and larger pages, where that costs little.
+
+Of six workloads at k = 2, 4 and 8 on an H200 and an RTX 4090, with 26 microseconds for an action, this was the best of
+0, 0.1, 0.3 and 1 more often than not, and the variants below and three walks without it had most of the rest.
+"""
+
+_FREE_HOST_WALKS = _WALKS[3:6]
+"""Those that are made without that price as well."""
+
+_OTHER_HOST_PRICES = (0.0, 0.1, 1.0)
+"""Those that are tried beside the best plan."""
+
 _DERATED = 0.85
 """Share of the link's measured speed that plans rely on: a plan that expects too much of the link stalls, one that
 expects less loses little.
@@ -63,7 +76,7 @@ _HIDDEN_COST = 0.01
 between plans that take the same time. How it was chosen is not recorded."""
 
 _MAX_TRAFFIC = 1.03
-"""A walk that recomputes nothing is taken only if it moves at most so many times the least.
+"""A walk that recomputes nothing is taken only if it moves at most so many times the least, or counts the host.
 
 With 1.1, the plan for one network moved 1.14 times the floor; tests/cpu/test_planned.py asserts 1.1 times at most.
 """
@@ -105,6 +118,8 @@ def make_plan(trace: Trace, limit: int, ids: Mapping[PageId, int], speeds: Speed
     walks = [*_WALKS, *_shared_walks(speeds.overlap_penalty)]
     if moved_out(search.best.choice.moved) > speeds.host_bytes:
         walks += _DISK_WALKS
+    if speeds.action_s:
+        walks = [*(rules._replace(host_price=_HOST_PRICE) for rules in walks), *_FREE_HOST_WALKS]
     for rules in walks:
         search.walk(rules)
     enough_s = _ENOUGH * trace.seconds
@@ -206,7 +221,7 @@ class _Search:
         least_s = self._stock_s + recompute_s + self._speeds.overlap_penalty * copies_s
         if not self.best.excess and least_s >= self.best.seconds:
             return  # it cannot be better, even if nobody waited for a copy
-        if not choice.dropped and moved_out(choice.moved) > self._most_bytes:
+        if not choice.dropped and not rules.host_price and moved_out(choice.moved) > self._most_bytes:
             return
         found = self._candidate(choice, rules, inf if self.best.excess else self.best.seconds)
         self.best = min(self.best, found, key=lambda one: (one.excess, one.seconds))
@@ -228,8 +243,8 @@ class _Search:
         return Choice(moved, [(gap, recomputations[gap]) for gap in choose_dropped(room, seconds)])
 
     def variants(self) -> Iterator[Rules]:
-        """Rules like those of the best plan, if it recomputes pages: one anchor more, of those that take long; and half
-        and twice the price.
+        """Rules like those of the best plan, if it recomputes pages: other prices of the host; one anchor more, of
+        those that take long; and half and twice the price.
         """
         rules = self.best.rules
         if rules is None or not self.best.choice.dropped:
@@ -237,6 +252,9 @@ class _Search:
         seconds: defaultdict[int, float] = defaultdict(float)
         for _, recomputation in self.best.choice.dropped:
             seconds[recomputation.page] += self._walker.seconds(recomputation)
+        if self._speeds.action_s:
+            for host_price in _OTHER_HOST_PRICES:
+                yield rules._replace(host_price=host_price)
         longest_first = sorted(seconds, key=seconds.__getitem__, reverse=True)
         for page in longest_first[:_MAX_ANCHORS_TRIED]:
             yield rules._replace(anchors=rules.anchors | {page})

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from torch_lms.engine import Speeds
 from torch_lms.planner.recomputation import repeat_s
 from torch_lms.policy import Plan, Recomputation, inputs_first
-from torch_lms.trace import Trace
+from torch_lms.sim import Clocks, HostWork
+from torch_lms.trace import Trace, TracedOp
 
 _RESIDENT, _CLEAN, _EVICTING, _FETCHING, _EVICTED, _DROPPED = range(6)
 """States of a page, as in ``residency.State``."""
@@ -39,7 +40,7 @@ class _Op(NamedTuple):
     creates: tuple[int, ...]
     writes: tuple[int, ...]
     new_bytes: int
-    seconds: float
+    traced: TracedOp
     workspace_bytes: int
     deaths: tuple[int, ...]
 
@@ -72,7 +73,7 @@ class Stage:
                 op.creates,
                 op.writes,
                 op.new_bytes,
-                op.seconds,
+                op,
                 op.work.workspace_bytes if op.work is not None else 0,
                 tuple(dead),
             )
@@ -108,7 +109,8 @@ class _Rehearsal:
         self._stage = stage
         self._plan = plan
         self._nbytes = stage.nbytes
-        self._now_s = 0.0
+        speeds = stage.speeds
+        self._clocks = Clocks(HostWork(speeds.launch_s, 0.0, speeds.action_s, is_ahead=speeds.launch_s > 0))
         self._free_s = {_EVICTING: 0.0, _FETCHING: 0.0}  # when the link is, in each direction
         self._disk_free_s = 0.0
         self._on_disk: dict[int, bool] = {}  # of pages with a copy
@@ -139,21 +141,21 @@ class _Rehearsal:
         self._to_drop: dict[int, Recomputation] = {}
         self._recipes: dict[int, Recomputation] = {}
         self._peak_bytes = self._evicted_bytes = self._fetched_bytes = 0
-        began_s = self._now_s
+        began_s = self._clocks.now_s
         for position, op in enumerate(self._stage.ops):
             self._move_on(position, op)
             self._begin(op)
             for page in op.creates:
                 self._create(page)
             self._peak_bytes = max(self._peak_bytes, self._held + op.workspace_bytes)
-            self._now_s += op.seconds
+            self._clocks.run(op.traced)
             self._end(op)
-            if give_up_s is not None and self._now_s - began_s > give_up_s:
+            if give_up_s is not None and self._clocks.now_s - began_s > give_up_s:
                 return None
         if self._held > self._stage.limit:
             self._free(self._held - self._stage.limit)
         self._renumber()
-        return Rehearsed(self._now_s - began_s, self._peak_bytes, self._evicted_bytes, self._fetched_bytes)
+        return Rehearsed(self._clocks.now_s - began_s, self._peak_bytes, self._evicted_bytes, self._fetched_bytes)
 
     # -- the cursor --------------------------------------------------------------------------------------------------
 
@@ -195,14 +197,14 @@ class _Rehearsal:
 
     def _begin(self, op: _Op) -> None:
         """Have the pages of ``op`` there, and room for what it creates; then start what the plan wants beside it."""
-        if self._next_done_s <= self._now_s:
-            self._finish([page for page, done_s in self._done_s.items() if done_s <= self._now_s])
+        seen_s = self._clocks.host_s
+        if self._next_done_s <= seen_s:
+            self._finish([page for page, done_s in self._done_s.items() if done_s <= seen_s])
             self._next_done_s = min(self._done_s.values(), default=inf)
         evict, self._evict_now = self._evict_now, []
         away = self._pin(op.pages)
-        for page in evict:
-            if page in self._to_evict:
-                self._start_eviction(page)
+        for page in sorted((page for page in evict if page in self._to_evict), key=self._due.__getitem__):
+            self._start_eviction(page)
         if self._to_drop:
             self._drop_or_evict()
         if self._dropped:
@@ -308,6 +310,7 @@ class _Rehearsal:
             self._release(page)
 
     def _release(self, page: int) -> None:
+        self._clocks.act()
         self._to_evict.pop(page, None)
         self._wants_fetches = self._wants_fetches or page in self._to_fetch
         self._become(page, _EVICTED)
@@ -330,8 +333,9 @@ class _Rehearsal:
         for other in recomputation.inputs:
             if other not in self._state or not self._stage.can_leave[other] or self._pins[other]:
                 return False
+        self._clocks.act()
         self._become(page, _DROPPED)
-        self._now_s += repeat_s(recomputation, self._stage.speeds) / 2
+        self._clocks.pass_by(repeat_s(recomputation, self._stage.speeds) / 2)
         self._held -= self._nbytes[page]
         self._dropped[page] = recomputation
         for other in recomputation.inputs:
@@ -373,8 +377,10 @@ class _Rehearsal:
             recomputation = self._dropped[first]
             self._bring(unready[first], self._nbytes[first] + recomputation.extra_bytes)
             self._peak_bytes = max(self._peak_bytes, self._held + self._nbytes[first] + recomputation.extra_bytes)
-            self._now_s += sum(self._stage.ops[op].seconds for op in recomputation.ops)
-            self._now_s += repeat_s(recomputation, self._stage.speeds) / 2
+            self._clocks.act()
+            for op in recomputation.ops:
+                self._clocks.run(self._stage.trace.ops[op])
+            self._clocks.pass_by(repeat_s(recomputation, self._stage.speeds) / 2)
             self._undrop(first)
             self._become(first, _RESIDENT)
             self._held += self._nbytes[first]
@@ -389,20 +395,26 @@ class _Rehearsal:
     def _copy_down(self, page: int) -> None:
         nbytes = self._nbytes[page]
         is_on_disk = self._on_disk[page] = not self._has_room_in_host(nbytes)
-        self._copy(page, _EVICTING, self._stage.speeds.d2h, self._now_s)
+        self._clocks.act()
+        self._copy(page, _EVICTING, self._stage.speeds.d2h, self._clocks.now_s)
         if is_on_disk:
-            start_s = max(self._done_s[page], self._disk_free_s)
+            in_host_s = self._done_s[page]
+            start_s = max(in_host_s, self._disk_free_s)
             self._disk_free_s = self._done_s[page] = start_s + nbytes / self._stage.speeds.disk_write
+            self._host_waits_until(in_host_s)
         else:
             self._in_host += nbytes
         self._next_done_s = min(self._next_done_s, self._done_s[page])
 
     def _copy_up(self, page: int) -> None:
-        in_host_s = self._now_s
+        self._clocks.act()
+        in_host_s = self._clocks.now_s
         if self._on_disk[page]:
-            start_s = max(self._now_s, self._disk_free_s)
+            start_s = max(self._clocks.host_s, self._disk_free_s)
             in_host_s = self._disk_free_s = start_s + self._nbytes[page] / self._stage.speeds.disk_read
-        self._copy(page, _FETCHING, self._stage.speeds.h2d, in_host_s)
+        self._copy(page, _FETCHING, self._stage.speeds.h2d, max(in_host_s, self._clocks.now_s))
+        if self._on_disk[page]:
+            self._host_waits_until(in_host_s)
         self._next_done_s = min(self._next_done_s, self._done_s[page])
 
     def _copy(self, page: int, direction: int, bytes_per_s: float, from_s: float) -> None:
@@ -410,7 +422,12 @@ class _Rehearsal:
         copy_s = self._nbytes[page] / bytes_per_s
         start_s = max(from_s, self._free_s[direction])
         self._free_s[direction] = self._done_s[page] = start_s + copy_s
-        self._now_s += self._stage.speeds.overlap_penalty * copy_s  # lost by the program, whose cores make the copy
+        self._clocks.pass_by(self._stage.speeds.overlap_penalty * copy_s)  # the program's cores make the copy
+
+    def _host_waits_until(self, then_s: float) -> None:
+        """A host that runs ahead waits for the disk itself (N5)."""
+        if self._clocks.is_ahead:
+            self._clocks.host_waits_until(then_s)
 
     def _has_room_in_host(self, nbytes: int) -> bool:
         """Whether a copy finds room in host memory, if need be for copies of pages in use."""
@@ -436,7 +453,11 @@ class _Rehearsal:
 
     def _wait_for(self, page: int) -> None:
         """Wait until the copy of ``page`` has ended."""
-        self._now_s = max(self._now_s, self._done_s.pop(page))
+        self._clocks.act()
+        done_s = self._done_s.pop(page)
+        if self._state[page] == _EVICTING and self._on_disk[page]:
+            self._host_waits_until(done_s)
+        self._clocks.wait_until(done_s)
         if self._state[page] == _EVICTING:
             self._evicted_bytes += self._nbytes[page]
             self._evict_now.append(page)
@@ -479,7 +500,7 @@ class _Rehearsal:
         if page not in self._state:
             return
         if page in self._done_s:
-            self._done_s[page] = self._now_s  # nobody waits for it
+            self._done_s[page] = self._clocks.host_s  # nobody waits for it
             self._wait_for(page)
         state = self._state.pop(page)
         del self._pins[page]

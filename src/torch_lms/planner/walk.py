@@ -49,6 +49,7 @@ class Rules(NamedTuple):
         anchors: pages that are never recomputed. Recomputations of other pages may begin at them.
         focus: how much more an absence counts where the step is most over the limit; 0 if all times count alike.
         drops_unneeded: whether pages that nobody needs again are dropped, as far as they can be, and not evicted.
+        host_price: of a second of a host that runs ahead, in seconds of computing.
     """
 
     price: float
@@ -57,6 +58,7 @@ class Rules(NamedTuple):
     anchors: frozenset[int] = frozenset()
     focus: float = 0.0
     drops_unneeded: bool = True
+    host_price: float = 0.0
 
 
 class Walker:
@@ -317,6 +319,8 @@ class _Walk:
         if not self._rules.drops_unneeded:
             is_evicted = is_evicted | (self._table.h2d_s[rows] == 0)
         recompute_s = np.where(is_evicted, inf, self._table.recompute_s[rows])
+        if self._rules.host_price:
+            recompute_s = recompute_s + self._rules.host_price * self._table.recompute_host_s[rows]
         # What the inputs of a recomputation cost is only looked up where it decides.
         is_bound = recompute_s < move_s
         ratios = np.minimum(move_s, recompute_s) / weights
@@ -351,6 +355,8 @@ class _Walk:
         d2h_s = np.where(self._is_clean[pages], 0.0, self._table.d2h_s[rows])
         h2d_s = self._table.h2d_s[rows]
         costs = self._rules.price * (d2h_s + h2d_s)
+        if self._rules.host_price:
+            costs += self._rules.host_price * self._table.move_host_s[rows]
         if self._rules.is_punctual:
             # Seconds by which the copies would be late count whole, whatever the price.
             starts, position = self._starts, self._position

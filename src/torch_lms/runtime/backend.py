@@ -158,6 +158,18 @@ class DeviceBackend:
         return self.executor.repeat_s
 
     @property
+    def launch_s(self) -> float:
+        """See ``engine.Backend``. Nobody has measured it on this host: that is of the catalogue's machines."""
+        cost = self.executor.host_cost
+        return 0.0 if cost is None else (cost.launch_s or 0.0) + cost.short_op_s
+
+    @property
+    def action_s(self) -> float:
+        """See ``engine.Backend``."""
+        cost = self.executor.host_cost
+        return 0.0 if cost is None else cost.action_s
+
+    @property
     def disk_bytes_per_s(self) -> tuple[float, float]:
         """See ``engine.Backend``."""
         return self.executor.disk_bytes_per_s

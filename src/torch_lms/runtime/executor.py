@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from torch_lms.capture.registry import STORAGE, Entry, storage_nbytes
+from torch_lms.machine import HostCost
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import Clock, Mark
 from torch_lms.stores.base import Store
@@ -53,10 +54,12 @@ class Executor(ABC):
         stall_s: seconds in which the host waited for copies, or the program's stream.
         has_streams: whether operations run on streams, so that ``use`` has something to order.
         repeat_s: see ``engine.Backend``. A host that runs ahead of its device loses nothing.
+        host_cost: what LMS costs a host that runs ahead; None where the processor computes itself.
     """
 
     has_streams = True
     repeat_s = 0.0
+    host_cost: HostCost | None = None
 
     def __init__(self, stores: Mapping[Tier, Store], clock: Clock) -> None:
         self.tiers, self.clock = _Capacities(stores), clock

@@ -8,6 +8,7 @@ import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreFullError
+from torch_lms.machine import NATIVE, default_host_costs
 from torch_lms.native import Laning, Moment, Native
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.accelerator import AcceleratorDevice
@@ -63,6 +64,7 @@ class NativeStreamExecutor(StreamExecutor):
 
     def __init__(self, device: NativeAcceleratorDevice, host: HostStore, disk: DiskStore) -> None:
         super().__init__(device, host, disk)
+        self.host_cost = default_host_costs()[NATIVE]
         self.lanes = device.lanes
         self.lanes.copy_on(device.id_of(self._out), device.id_of(self._in))
         self._granted: list[Slot] = []

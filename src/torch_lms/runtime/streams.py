@@ -35,6 +35,7 @@ import torch
 
 from torch_lms.capture.registry import Entry
 from torch_lms.errors import StoreError, StoreFullError
+from torch_lms.machine import PYTHON, default_host_costs
 from torch_lms.residency import PageId, Tier
 from torch_lms.runtime.clock import StreamClock
 from torch_lms.runtime.device import Stream, StreamDevice, StreamEvent
@@ -105,6 +106,7 @@ class StreamExecutor(Executor):
         super().__init__({Tier.HOST: host, Tier.DISK: disk}, self._clock)
         self._device, self._host, self._disk = device, host, disk
         self._staging_bytes = staging_bytes
+        self.host_cost = default_host_costs()[PYTHON]
         self._out, self._in = device.new_stream(), device.new_stream()
         self._copies: dict[PageId, _Copy] = {}
         self._uses: dict[PageId, _Use] = {}

@@ -27,7 +27,7 @@ class LaneBackend:
     Attributes:
         clocks: of the host and of the device.
         pager: whose pages these are; set once it exists.
-        repeat_s: see ``engine.Backend``. The host's clock has what actions take.
+        repeat_s, launch_s, action_s: see ``engine.Backend``. The host's clock has what actions take.
         stall_s, copying_s, recompute_s: since ``begin_step``, waiting for transfers, lost to transfers that the
             program's own cores make, and recomputing pages.
         peak_bytes, host_bytes, disk_bytes: since then, the most bytes on the device, workspaces included, and in each
@@ -35,7 +35,7 @@ class LaneBackend:
     """
 
     pager: Pager
-    repeat_s = 0.0
+    repeat_s = launch_s = action_s = 0.0
 
     def __init__(
         self, trace: Trace, tiers: Mapping[Tier, int], speeds: LinkSpeeds, is_blocking: bool, host: HostWork
