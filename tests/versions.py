@@ -24,6 +24,7 @@ INSIDE_PYTORCH = (
     "tests/cpu/test_compat.py",
     "tests/cpu/test_compiled.py",
     "tests/cpu/test_compiler.py",
+    "tests/cpu/test_exporting.py",
     "tests/cpu/test_extensions.py",
     "tests/cpu/test_fake_trace.py",
     "tests/cpu/test_features.py",

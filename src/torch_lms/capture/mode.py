@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_lms.capture.call import Find, Record, Recorded, can_be_repeated
 from torch_lms.capture.collectives import finish_of
 from torch_lms.capture.inside import Inside
+from torch_lms.capture.jit_tracing import is_traced_in_parts, run_traced
 from torch_lms.capture.large import LargeOperations
 from torch_lms.capture.page_owner import PageOwner, RawUse, Use
 from torch_lms.capture.pieces.job import NOT_CUT
@@ -112,6 +114,8 @@ class LmsMode(TorchDispatchMode):
             if _is_traced():
                 return func(*args, **kwargs)  # a mode below ours has it: fake tensors have no bytes
             return self._let_dispatch(wrappers, func, args, kwargs)
+        if is_traced_in_parts(func):
+            return run_traced(partial(self.run, func, args, kwargs), args)
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from torch_lms.capture.split import RUNS
+from torch_lms.capture.tensors import no_function_modes
 
 Group = dict[str, Any]
 
@@ -62,8 +63,9 @@ class OptimizerRuns:
             return optimizer
         known = self._runs.setdefault(optimizer, {})
         groups: list[Group] = []
-        for number, group in enumerate(optimizer.param_groups):
-            groups += self._parts(optimizer, group, known, number)
+        with no_function_modes():
+            for number, group in enumerate(optimizer.param_groups):
+                groups += self._parts(optimizer, group, known, number)
         if len(groups) == len(optimizer.param_groups):
             return optimizer
         other = object.__new__(type(optimizer))

@@ -11,7 +11,7 @@ import torch
 
 from torch_lms.capture.call import Record, Recorded
 from torch_lms.capture.registry import Entry
-from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among
+from torch_lms.capture.tensors import no_function_modes, storage_of, tensors_among
 
 
 class Use(ABC):
@@ -149,7 +149,7 @@ class PageOwner(ABC):
 
     def entries_of(self, values: Iterable[Any], is_new: bool = False) -> list[Entry]:
         """The pages of the tensors among ``values``, each once. ``is_new``: see ``entry_of``."""
-        with no_torch_function():
+        with no_function_modes():
             found = {self.entry_of(storage_of(t), t, is_new): None for t in tensors_among(values)}
         return [entry for entry in found if entry is not None]
 

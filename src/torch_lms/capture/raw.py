@@ -56,6 +56,7 @@ _GRAPHS = (
 
 _COMPARE_ADDRESSES = (
     *("torch.serialization", "torch.storage", "torch.distributed.checkpoint", "safetensors.torch"),
+    "torch.export.pt2_archive._package_weights",
     *("transformers.modeling_utils", "transformers.pytorch_utils", "transformers.trainer"),
     *("accelerate", "huggingface_hub", "peft"),
 )
@@ -137,6 +138,8 @@ class RawPatches:
         self._extensions.install()
         patch(torch._C.PyTorchFileWriter, "write_record", self._reading)
         self._patch_once_imported("safetensors.torch", self._patch_safetensors)
+        self._patch_once_imported("torch.export.pt2_archive._package", self._patch_exports)
+        self._patch_once_imported("torch.onnx._internal.exporter._core", self._patch_onnx)
         self._patch_once_imported("triton.runtime.jit", self._patch_triton)
         for module in _POINTING:
             self._patch_once_imported(module, self._patch_pointers)
@@ -187,6 +190,12 @@ class RawPatches:
         if hasattr(module, "_to_ndarray"):  # for who has bound the others' names before
             self._patches.around(module, "_to_ndarray", self._showing)
             self._saving.install(self._patches, module)
+
+    def _patch_exports(self, name: str) -> None:
+        self._patches.around(import_module(name), "_get_raw_tensor_bytes", self._saving_raw)
+
+    def _patch_onnx(self, name: str) -> None:
+        self._around_all({import_module(name).TorchTensor: ("tobytes", "tofile")}, self._saving_raw)
 
     def _patch_triton(self, name: str) -> None:
         self._patches.around(import_module(name).JITFunction, "run", self._launching)

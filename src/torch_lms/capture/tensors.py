@@ -17,6 +17,10 @@ has_storage = torch._C._has_storage
 """Whether a tensor has bytes of the kind that we know: no sparse one has, none of mkldnn's, none of a lazy device."""
 
 no_torch_function = torch._C.DisableTorchFunctionSubclass
+"""Subclasses do not see what is called."""
+
+no_function_modes = torch._C.DisableTorchFunction
+"""Neither do modes of the program's, which `torch.set_default_device` is made of, too."""
 
 _PLAIN = frozenset({torch.Tensor, Parameter})
 _Page = TypeVar("_Page")

@@ -11,6 +11,7 @@ from torch_lms.capture.call import Find, Recorded
 from torch_lms.capture.page_owner import Use
 from torch_lms.capture.registry import Entry, pages_of, storage_nbytes
 from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.tensors import no_function_modes
 from torch_lms.capture.unobserved import Undispatched
 from torch_lms.engine import Engine, Mark, PlanCache, Spent, Stretch
 from torch_lms.errors import StoreError
@@ -44,6 +45,8 @@ class _Unobserved:
     """Transfers and recomputations are no operations of the user's: no mode sees them, autograd records none."""
 
     def __enter__(self) -> Self:
+        self._no_modes = no_function_modes()
+        self._no_modes.__enter__()
         self._undispatched = Undispatched()
         self._undispatched.__enter__()
         self._no_grad = torch.no_grad()
@@ -53,6 +56,7 @@ class _Unobserved:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._no_grad.__exit__(kind, error, at)
         self._undispatched.__exit__(kind, error, at)
+        self._no_modes.__exit__(kind, error, at)
 
 
 class DeviceBackend:

@@ -16,7 +16,7 @@ from torch_lms.capture.page_owner import PageOwner, Use
 from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, has_at_least, pages_of, storage_nbytes
-from torch_lms.capture.tensors import no_torch_function, storage_of, tensors_among, tensors_within
+from torch_lms.capture.tensors import no_function_modes, storage_of, tensors_among, tensors_within
 from torch_lms.engine import REFRESH_EVERY_S, Engine, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
 from torch_lms.native.build import cache_directory
@@ -517,7 +517,7 @@ class Session(PageOwner):
         """The program owns these, and nobody else their memory: page them before they are used, and even if they refuse
         to be resized (N12).
         """
-        with no_torch_function():
+        with no_function_modes():
             storages = [(storage_of(tensor), tensor) for tensor in tensors_among(tensors)]
         for storage, tensor in storages:
             entry = self.entry_of(storage, tensor)

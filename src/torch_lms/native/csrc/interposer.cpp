@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
@@ -16,6 +17,11 @@
 namespace torch_lms {
 
 namespace {
+
+// Whether `torch.jit.trace` waits for the parts of the operation at hand, as of convolutions: they come here by its key.
+bool is_traced_in_parts() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) && torch::jit::tracer::isTracing();
+}
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   interposer()(op, keys, stack);
@@ -378,7 +384,8 @@ void Interposer::operator()(
     return;
   }
   const Operator& op = describe(handle);
-  if (op.passage == Passage::inner && are_strided(handle, *stack)) {
+  const bool is_inner = op.passage == Passage::inner || (op.searches && is_traced_in_parts());
+  if (is_inner && are_strided(handle, *stack)) {
     handle.redispatchBoxed(below, stack);
   } else if (asks_python) {
     run_in_python(handle, below, stack);
