@@ -15,6 +15,7 @@ from torch_lms.capture.pieces.table import TileTable
 from torch_lms.capture.placeholder import for_gradient_of_input
 from torch_lms.capture.schema import OpInfo, describe
 from torch_lms.capture.split import RUNS
+from torch_lms.capture.tensors import untyped_storage
 
 _SHARE = 2 / 3
 """Of the limit. With all of it, simulated steps of a 3D U-Net at a quarter of its demand took a third longer (H200)."""
@@ -103,6 +104,8 @@ class LargeOperations:
         """Run an operation of which some arguments are in tiles."""
         self._is_squeezed = True
         program = split.gradients(func, info, args, kwargs)
+        if info.list_args:
+            program = split.program(func, info, args, kwargs, self._sizes_of, limit // RUNS)
         if program is not None:
             return self._perform(program, limit)
         return self._in_pieces(func, info, args, kwargs, limit)
@@ -121,6 +124,11 @@ class LargeOperations:
         new_bytes = self._new_bytes(func, info, args, kwargs)
         return self._pieces.run(func, info, args, kwargs, self._room(limit), new_bytes, shape_only)
 
+    def _sizes_of(self, tensors: list[Any]) -> int:
+        """Bytes of the storages of ``tensors``, wherever they are."""
+        storages = {untyped_storage(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor)}
+        return sum(map(self._tiles.size_of, storages))
+
     def _perform(self, program: split.Program, limit: int) -> Any:
         def run(instruction: split.Instruction) -> Any:
             if isinstance(instruction, split.Part):
@@ -135,7 +143,8 @@ class LargeOperations:
         info = describe(func)
         if (result := self._in_pieces(func, info, args, kwargs, limit, place)) is not NOT_CUT:
             return result
-        args = self._tiles.parts_as_copies(args)
+        if not info.writes:
+            args = self._tiles.parts_as_copies(args)
         if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
             args = (*args[:place], placeholder, *args[place + 1 :])
             return self._execute(func, info, args, kwargs, place)

@@ -1,9 +1,24 @@
 """A call of an operator with its arguments by name, so that some can be replaced (N27)."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+_LISTS = ("List[Tensor]", "Tensor[]")
+"""Types of arguments that are lists of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """An argument that each piece is given as it is, and of whose numbers nothing depends."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        tensors = self.value if isinstance(self.value, list | tuple) else [self.value]
+        return str([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
 
 
 def bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -17,11 +32,47 @@ def bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
     return found
 
 
+def of_one_index(func: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of an operator on lists, with the tensor instead of each list of one; other tensors are ``Fixed``.
+    None if a list has several.
+    """
+    found = dict(given)
+    for argument in func._schema.arguments:
+        value = given[argument.name]
+        if isinstance(value, torch.Tensor):
+            found[argument.name] = Fixed(value)
+        elif str(argument.type) in _LISTS:
+            if len(value) > 1:
+                return None
+            found[argument.name] = value[0] if value and value[0].dim() else Fixed(value)
+    return found
+
+
 def unbind(func: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The other way: arguments by place, and by keyword where the schema has it so."""
     arguments = func._schema.arguments
-    args = tuple(given[argument.name] for argument in arguments if not argument.kwarg_only)
-    return args, {argument.name: given[argument.name] for argument in arguments if argument.kwarg_only}
+    args = tuple(_as_given(argument, given) for argument in arguments if not argument.kwarg_only)
+    return args, {argument.name: _as_given(argument, given) for argument in arguments if argument.kwarg_only}
+
+
+def _as_given(argument: Any, given: Mapping[str, Any]) -> Any:
+    value = given[argument.name]
+    if isinstance(value, Fixed):
+        return value.value
+    return [value] if isinstance(value, torch.Tensor) and str(argument.type) in _LISTS else value
+
+
+def called(func: Any, given: Mapping[str, Any]) -> list[Any]:
+    """What a call gives; what it wrote, if it gives nothing."""
+    args, kwargs = unbind(func, given)
+    result = func(*args, **kwargs)
+    return as_results(result) if func._schema.returns else list(written_by(func, given).values())
+
+
+def written_by(func: Any, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that a call writes."""
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return {name: given[name] for name in names if isinstance(given[name], torch.Tensor)}
 
 
 def tensors_of(given: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

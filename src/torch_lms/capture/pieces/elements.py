@@ -1,12 +1,13 @@
 """Operators that treat each element by itself, in pieces (N27)."""
 
+import math
 from collections import Counter
 from typing import Any
 
 import torch
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
+from torch_lms.capture.pieces.call import as_results, called, tensors_of
 from torch_lms.capture.pieces.copies import COPIES
 from torch_lms.capture.pieces.job import (
     NOT_CUT,
@@ -39,6 +40,12 @@ UNTAGGED = frozenset(
 )
 """Gradients of activations, and losses, of which no tag says that they treat each element by itself."""
 
+OF_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+"""Operators on lists that treat each element of an index by itself begin so, but for some that reduce."""
+
+_CHANGING = ("lr", "scalars")
+"""Numbers that differ from step to step: for which of them it was tried, does not matter."""
+
 _MEAN = 1
 """How a loss is reduced: by the number of elements, of which a piece has fewer."""
 
@@ -46,20 +53,26 @@ _MEAN = 1
 def run(job: Job) -> Any:
     """Any regions will do: those of the tiles of an argument, or as many as have to be."""
     given = job.given
-    written = [name for _, name in job.info.writes]
-    if len(written) > 1 or given.get("reduction") == _MEAN:
+    tensors = dict(tensors_of(given))
+    written = [name for _, name in job.info.writes if name in tensors]
+    if (len(written) > 1 and not job.info.list_args) or given.get("reduction") == _MEAN:
         return NOT_CUT
     target = given[written[0]] if written else job.likes[0]
     if not all(isinstance(like, torch.Tensor) and like.shape == target.shape for like in job.likes):
         return NOT_CUT
-    tensors = dict(tensors_of(given))
     if target.numel() == 0 or target.shape != torch.broadcast_shapes(*(tensor.shape for tensor in tensors.values())):
         return NOT_CUT
-    if written and _overlap(target, tensors):
+    if any(_overlap(tensors[name], tensors) for name in written):
         return NOT_CUT
+    is_of_lists = bool(job.info.list_args)
+    if is_of_lists and not all(tensor.is_contiguous() for tensor in tensors.values()):
+        return NOT_CUT  # some kernels take memory as it comes, whatever strides say
     views = {name: _view_of(job, tensor) for name, tensor in tensors.items()}
     itemsize = sum(like.itemsize for like in (*job.likes, *(tensor for tensor in tensors.values() if tensor.dim())))
-    grid = _grid(job, target, itemsize, tensors, views, written)
+    if is_of_lists:
+        grid = _slabs_of_rows(target, job.target // itemsize, views)
+    else:
+        grid = _grid(job, target, itemsize, tensors, views, written)
     if job.info.packet not in COPIES and not _gives_the_same(job, tensors, target, grid):
         grid = slabs_of(target, job.target // itemsize, proof.ALIGNED)
         if not _gives_the_same(job, tensors, target, grid):
@@ -84,16 +97,22 @@ def run(job: Job) -> Any:
             taken = {
                 name: taken_there(tensor, views[name], region, name in written) for name, tensor in tensors.items()
             }
+            if is_of_lists:
+                taken = {name: piece.contiguous() for name, piece in taken.items()}
         result = job.run_piece(taken)
         with job.table.seen():
             if not written:
                 for its, piece in zip(gathered, as_results(result), strict=True):
                     its.put(region, piece)
                     del piece
-            elif (view := views[written[0]]) is not None:
-                view.write(cuts_for(target, region), taken[written[0]])
+            else:
+                for name in written:
+                    if (view := views[name]) is not None:
+                        view.write(cuts_for(target, region), taken[name])
         del taken, result  # else they would live while the next ones are made
-    return target if written else job.results(gathered)
+    if written:
+        return target if job.func._schema.returns else None
+    return job.results(gathered)
 
 
 def _overlap(target: torch.Tensor, tensors: dict[str, torch.Tensor]) -> bool:
@@ -131,6 +150,13 @@ def _grid(
     return slabs
 
 
+def _slabs_of_rows(target: torch.Tensor, most: int, views: dict[str, View | None]) -> Grid:
+    """Slabs that are in one piece in memory, and whose bounds can be read from tiles."""
+    dim = order_of(target)[0]
+    rows = math.lcm(*(view.step(dim) or 1 for view in views.values() if view is not None))
+    return slabs_of(target, most, rows * (target.numel() // target.shape[dim]))
+
+
 def _put_in_tiles(job: Job, whole: dict[str, torch.Tensor], grid: Grid, itemsize: int) -> dict[str, View]:
     users = Counter(map(untyped_storage, whole.values()))
     shape = tuple(bounds[-1] for bounds in grid)
@@ -147,7 +173,8 @@ def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Te
     given = job.given
     likes = {name: tensor for name, tensor in tensors.items() if tensor.dim()}
     types = {name: str(tensor.dtype) for name, tensor in likes.items()}
-    values = {name: str(value) for name, value in given.items() if name not in likes}
+    unlisted = {*likes, *(_CHANGING if job.info.list_args else ())}
+    values = {name: str(value) for name, value in given.items() if name not in unlisted}
     key = " ".join(("elements", str(job.func), str(types), str(values), *proof.place(job.device)))
     whole = torch.empty_strided(target.shape, target.stride(), device="meta")
     pieces = [part(whole, region) for region in regions_of(grid)]
@@ -180,8 +207,7 @@ def _is_proven(job: Job, grid: Grid, tensors: dict[str, torch.Tensor]) -> bool:
         gathered = [Gathered(like, job.device, WHOLE, storage_nbytes) for like in job.likes]
         for region in regions_of(grid):
             taken = {name: taken_there(tensor, None, region) for name, tensor in tensors_of(tried)}
-            args, kwargs = unbind(job.func, {**tried, **taken})
-            for its, piece in zip(gathered, as_results(job.func(*args, **kwargs)), strict=True):
+            for its, piece in zip(gathered, called(job.func, {**tried, **taken}), strict=True):
                 its.put(region, piece)
         return [result.take(job.table.in_tiles) for result in gathered]
 

@@ -81,6 +81,8 @@ class Job:
     def results(self, gathered: list[Gathered]) -> Any:
         """As the operator would give them."""
         results = [result.take(self.table.in_tiles) for result in gathered]
+        if self.info.list_args:
+            return results
         return tuple(results) if len(self.func._schema.returns) > 1 else results[0]
 
     def run_piece(self, taken: Mapping[str, Any], placeholder: str = "") -> Any:

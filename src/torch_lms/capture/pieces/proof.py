@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
+from torch_lms.capture.pieces.call import called, tensors_of
 from torch_lms.capture.tensors import misalignment, span
 
 Pieces = Callable[[dict[str, Any]], list[Any]]
@@ -137,8 +137,7 @@ def gives_the_same(func: Any, given: Mapping[str, Any], in_pieces: Pieces) -> bo
     compared = 0
     for number in range(_MAX_TRIES):
         tried = random_like(given, number)
-        args, kwargs = unbind(func, _copies(tried) if func._schema.is_mutable else tried)
-        whole = as_results(func(*args, **kwargs))
+        whole = called(func, _copies(tried) if func._schema.is_mutable else tried)
         pieces = in_pieces(tried)
         if not all(
             is_same(one, other) and _is_laid_out_alike(one, other) for one, other in zip(whole, pieces, strict=True)
@@ -227,8 +226,7 @@ def is_free_of_layout(func: Any, given: Mapping[str, Any]) -> bool:
     whole = _called(func, given, tried, 0, _TRIED)
     if not _are_parts(whole, func, given, tried, 1, _SINGLE):
         return False
-    args, kwargs = unbind(func, {**given, **{name: _turned(tensor) for name, tensor in tried.items()}})
-    turned = as_results(func(*args, **kwargs))
+    turned = called(func, {**given, **{name: _turned(tensor) for name, tensor in tried.items()}})
     return all(is_same(_turned(one), other) for one, other in zip(whole, turned, strict=True))
 
 
@@ -279,8 +277,7 @@ def _called(
     slabs = {name: tensor[first:last].clone() for name, tensor in tried.items()}
     if are_columns:
         slabs = {name: slab.t() for name, slab in slabs.items()}
-    args, kwargs = unbind(func, {**given, **slabs})
-    results = as_results(func(*args, **kwargs))
+    results = called(func, {**given, **slabs})
     return [result.t() for result in results] if are_columns else results
 
 

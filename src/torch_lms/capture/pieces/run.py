@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from torch_lms.capture.page_owner import RawUse
 from torch_lms.capture.pieces import copies, elements, losses, proof, slabs
-from torch_lms.capture.pieces.call import as_results, bind
+from torch_lms.capture.pieces.call import as_results, bind, of_one_index, written_by
 from torch_lms.capture.pieces.job import NOT_CUT, Execute, Job
 from torch_lms.capture.pieces.owner import TileOwner
 from torch_lms.capture.pieces.table import TileTable
@@ -93,7 +93,6 @@ class Pieces:
         """
         if (
             (info.seeded and info.packet not in _SEEDED_BY_DROPOUT)
-            or info.list_args
             or info.collective
             or not info.is_simple
             or self._table.is_working
@@ -118,10 +117,16 @@ class Pieces:
         if run is None:
             return NOT_CUT
         try:
-            given = bind(func, args, kwargs)
+            bound = bind(func, args, kwargs)
+            given = of_one_index(func, bound) if info.list_args else bound
+            if given is None:
+                return NOT_CUT
             if len(devices) > 1:
                 given["non_blocking"] = False  # pieces are copied on as soon as they are there
-            likes = as_results(on_meta(func, info, args, kwargs))
+            if func._schema.returns:
+                likes = as_results(on_meta(func, info, args, kwargs))
+            else:
+                likes = [torch.empty_like(tensor, device="meta") for tensor in written_by(func, given).values()]
         except Exception:  # no meta kernel, or an error that the operator itself will raise
             return NOT_CUT
         is_too_large = needed > room.limit
@@ -202,6 +207,8 @@ def _way_of(func: Any, info: OpInfo) -> Callable[[Job], Any] | None:
         return copies.JOINS[info.packet]
     if info.packet in losses.LOSSES:
         return losses.run
+    if info.list_args:
+        return elements.run if info.packet.startswith(elements.OF_LISTS) else None
     if info.pointwise or info.packet in copies.COPIES or info.packet in elements.UNTAGGED:
         return elements.run
     return slabs.run if slabs.can_cut(info) else None
