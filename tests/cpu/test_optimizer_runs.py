@@ -138,6 +138,34 @@ def test_a_parameter_that_does_not_fit_beside_its_gradient_and_state(name: str, 
     assert peak <= limit * (1 if times > 2 else 1 + made_whole + 0.01)
 
 
+@pytest.mark.parametrize("name", ["adamw, fused", "adamw, foreach", "adagrad, fused"])
+def test_such_a_parameter_in_another_order_of_dimensions(name: str) -> None:
+    """Kernels that take memory as it comes get all of it, or pieces without gaps: tiles may be cut in any dimension."""
+
+    def steps() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        last = torch.nn.Conv2d(31, 67, 3, bias=False).to(memory_format=torch.channels_last)
+        model = nn.Sequential(last, nn.Conv2d(67, 31, 3, bias=False), nn.Flatten(), nn.Linear(31 * 3 * 3, 211))
+        turned = nn.Parameter(torch.randn(157, 211).t())
+        optimizer = OPTIMIZERS[name]([*model.parameters(), turned])
+        losses = []
+        for _ in range(4):
+            loss = (model(torch.randn(3, 31, 7, 7)) @ turned).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        state = [value for its in optimizer.state.values() for value in its.values() if isinstance(value, torch.Tensor)]
+        return [*losses, *(value.detach().clone() for value in (*model.parameters(), turned, *state))]
+
+    expected = steps()
+    for times in (1.2, 1.7, 3.0):
+        with torch_lms.session(limit=int(times * 4 * 31 * 67 * 9), min_size=512, device="cpu") as lms:
+            found = steps()
+            lms.validate()
+        assert same_bits(found, expected)
+
+
 def test_a_closure_and_hooks_run_once() -> None:
     with torch_lms.session(limit=14 * PAGE, min_size=1024, device="cpu"):
         training = Training(OPTIMIZERS["adamw, foreach"])

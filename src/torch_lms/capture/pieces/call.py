@@ -33,13 +33,15 @@ def bind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
 
 
 def of_one_index(func: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of an operator on lists, with the tensor instead of each list of one; other tensors are ``Fixed``.
-    None if a list has several.
+    """The arguments of an operator on lists, with the tensor instead of each list of one; single numbers are ``Fixed``.
+    None if a list has several, or a tensor that is in none.
     """
     found = dict(given)
     for argument in func._schema.arguments:
         value = given[argument.name]
         if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                return None
             found[argument.name] = Fixed(value)
         elif str(argument.type) in _LISTS:
             if len(value) > 1:
