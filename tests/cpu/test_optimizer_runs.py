@@ -159,11 +159,10 @@ def test_such_a_parameter_in_another_order_of_dimensions(name: str) -> None:
         return [*losses, *(value.detach().clone() for value in (*model.parameters(), turned, *state))]
 
     expected = steps()
-    for times in (1.2, 1.7, 3.0):
-        with torch_lms.session(limit=int(times * 4 * 31 * 67 * 9), min_size=512, device="cpu") as lms:
-            found = steps()
-            lms.validate()
-        assert same_bits(found, expected)
+    with torch_lms.session(limit=int(1.7 * 4 * 31 * 67 * 9), min_size=512, device="cpu") as lms:
+        found = steps()
+        lms.validate()
+    assert same_bits(found, expected)
 
 
 def test_a_closure_and_hooks_run_once() -> None:
