@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def traced(make: Callable[[], nn.Module]) -> tuple[list[str], list[Tensor]]:
 def test_a_model_is_traced_as_without(
     make: Callable[[], nn.Module], share: float, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCH_LMS_INTERPOSER", "native" if "native" in AT_HAND else way)
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", AT_HAND[-1])
     stock_operators, _ = traced(make)
     with torch_lms.session(limit="1GB", min_size=MIN_SIZE, device="cpu") as lms:
         _, expected = traced(make)
@@ -86,9 +87,9 @@ def test_a_function_mode_of_the_programs_sees_no_call_of_ours(way: str, monkeypa
     seen: list[str] = []
 
     class Seen(TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            seen.append(getattr(function, "__name__", str(function)))
-            return function(*args, **(kwargs or {}))
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(getattr(func, "__name__", str(func)))
+            return func(*args, **(kwargs or {}))
 
     def program() -> list[str]:
         torch.manual_seed(0)

@@ -10,6 +10,7 @@ from torch import nn, optim
 
 import torch_lms
 from tests.bits import same_bits
+from tests.shares import trained
 from torch_lms.capture.optimizer_runs import OptimizerRuns
 
 SIDE = 64
@@ -38,6 +39,11 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 }
 
 
+def state_of(optimizer: optim.Optimizer) -> list[torch.Tensor]:
+    values = [value for its in optimizer.state.values() for value in its.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
 class Training:
     """Twelve layers in two groups, with a schedule, clipping by norm, and gradients of two batches."""
 
@@ -64,10 +70,8 @@ class Training:
 
     def steps(self, count: int) -> list[torch.Tensor]:
         losses = [self.step() for _ in range(count)]
-        state = [value for its in self.optimizer.state.values() for value in its.values()]
-        tensors = [value for value in state if isinstance(value, torch.Tensor)]
         weights = [*self.model.parameters(), *self.averaged.parameters()]
-        return [*losses, *(value.detach().clone() for value in [*weights, *tensors])]
+        return [*losses, *(value.detach().clone() for value in [*weights, *state_of(self.optimizer)])]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -117,15 +121,8 @@ def test_a_parameter_that_does_not_fit_beside_its_gradient_and_state(name: str, 
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(61, 509, bias=False), nn.GELU(), nn.Linear(509, 13, bias=False))
         optimizer = OPTIMIZERS[name](model.parameters())
-        losses = []
-        for _ in range(4):
-            loss = model(torch.randn(5, 61)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-        state = [value for its in optimizer.state.values() for value in its.values() if isinstance(value, torch.Tensor)]
-        return [*losses, *(value.detach().clone() for value in (*model.parameters(), *state))]
+        found = trained(model, optimizer, lambda: model(torch.randn(5, 61)).square().mean(), 4)
+        return [*found, *state_of(optimizer)]
 
     expected = steps()
     limit = int(times * 4 * 61 * 509)
@@ -134,8 +131,8 @@ def test_a_parameter_that_does_not_fit_beside_its_gradient_and_state(name: str, 
         lms.validate()
         peak = lms.stats().peak_resident_bytes
     assert same_bits(found, expected)
-    made_whole = 0.7 if name == "sgd, fused" else 0.12  # memory that is filled by the kernel, as it comes
-    assert peak <= limit * (1 if times > 2 else 1 + made_whole + 0.01)
+    most = 1.71 if name == "sgd, fused" else 1.13  # its kernel fills memory that was made as a whole
+    assert peak <= limit * (1 if times > 2 else most)
 
 
 @pytest.mark.parametrize("name", ["adamw, fused", "adamw, foreach", "adagrad, fused"])
@@ -148,15 +145,8 @@ def test_such_a_parameter_in_another_order_of_dimensions(name: str) -> None:
         model = nn.Sequential(last, nn.Conv2d(67, 31, 3, bias=False), nn.Flatten(), nn.Linear(31 * 3 * 3, 211))
         turned = nn.Parameter(torch.randn(157, 211).t())
         optimizer = OPTIMIZERS[name]([*model.parameters(), turned])
-        losses = []
-        for _ in range(4):
-            loss = (model(torch.randn(3, 31, 7, 7)) @ turned).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-        state = [value for its in optimizer.state.values() for value in its.values() if isinstance(value, torch.Tensor)]
-        return [*losses, *(value.detach().clone() for value in (*model.parameters(), turned, *state))]
+        found = trained(model, optimizer, lambda: (model(torch.randn(3, 31, 7, 7)) @ turned).square().mean(), 4)
+        return [*found, turned.detach(), *state_of(optimizer)]
 
     expected = steps()
     with torch_lms.session(limit=int(1.7 * 4 * 31 * 67 * 9), min_size=512, device="cpu") as lms:

@@ -95,17 +95,16 @@ class LargeOperations:
         are_bare = all(self._pieces.is_bare(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
         if not are_bare and not info.list_args:
             return NOT_CUT
-        most = limit // RUNS if info.list_args else limit
-        most_of_run = most if info.writes else most // 2  # else its results need as much again
-        program = split.program(func, info, args, kwargs, self._nbytes, most_of_run)
+        program = split.program(func, info, args, kwargs, self._nbytes, _most_of_run(info, limit))
         return NOT_CUT if program is None else self._perform(program, limit)
 
     def run_on_tiles(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], limit: int) -> Any:
         """Run an operation of which some arguments are in tiles."""
         self._is_squeezed = True
-        program = split.gradients(func, info, args, kwargs)
         if info.list_args:
-            program = split.program(func, info, args, kwargs, self._sizes_of, limit // RUNS)
+            program = split.program(func, info, args, kwargs, self._sizes_of, _most_of_run(info, limit))
+        else:
+            program = split.gradients(func, info, args, kwargs)
         if program is not None:
             return self._perform(program, limit)
         return self._in_pieces(func, info, args, kwargs, limit)
@@ -143,9 +142,15 @@ class LargeOperations:
         info = describe(func)
         if (result := self._in_pieces(func, info, args, kwargs, limit, place)) is not NOT_CUT:
             return result
-        if not info.writes:
+        if not info.writes:  # else the copies would be written
             args = self._tiles.parts_as_copies(args)
         if place >= 0 and (placeholder := for_gradient_of_input(args)) is not None:
             args = (*args[:place], placeholder, *args[place + 1 :])
             return self._execute(func, info, args, kwargs, place)
         return self._execute(func, info, args, kwargs, -1)
+
+
+def _most_of_run(info: OpInfo, limit: int) -> int:
+    """Bytes that a run of the lists of an operator may touch."""
+    most = limit // RUNS if info.list_args else limit
+    return most if info.writes else most // 2  # else its results need as much again

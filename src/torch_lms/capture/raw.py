@@ -21,7 +21,14 @@ from torch_lms.capture.page_owner import PageOwner, RawUse
 from torch_lms.capture.patches import Around, Call, Patches
 from torch_lms.capture.registry import STORAGE, Entry
 from torch_lms.capture.saving import Saving
-from torch_lms.capture.tensors import has_bytes, is_wrapper, storage_of, tensors_among, tensors_within
+from torch_lms.capture.tensors import (
+    has_bytes,
+    is_wrapper,
+    no_function_modes,
+    storage_of,
+    tensors_among,
+    tensors_within,
+)
 from torch_lms.errors import UnsupportedError
 from torch_lms.import_hooks import once_imported
 
@@ -451,7 +458,7 @@ class RawPatches:
         self, values: Iterable[Any], entry_of: Callable[[torch.UntypedStorage, torch.Tensor | None], Entry | None]
     ) -> list[Entry]:
         owners = [value._untyped_storage if isinstance(value, torch.TypedStorage) else value for value in values]
-        with torch._C.DisableTorchFunction():
+        with no_function_modes():
             found = {
                 entry_of(storage_of(owner), owner if isinstance(owner, torch.Tensor) else None): None
                 for owner in tensors_among(owners)

@@ -12,7 +12,7 @@ from torch_lms.planner.makers import PLANNED
 from torch_lms.planner.rivals import RIVALS, FirstIn, Rival
 from torch_lms.policy import Plan, Planned, Policy, Reactive
 from torch_lms.residency import Tier
-from torch_lms.sim import HostWork, LinkSpeeds, PacedStep, SimulatedStep, Simulator
+from torch_lms.sim import NO_WORK, HostWork, LinkSpeeds, PacedStep, SimulatedStep, Simulator
 from torch_lms.timeline import Lane, Timeline
 from torch_lms.trace import Trace
 
@@ -24,8 +24,6 @@ _STEPS = 3
 
 _NO_DISK = 1.0
 """Bytes per second."""
-
-_IDLE = HostWork()
 
 _OURS = Rival(None, keeps_copies=True)
 """How LMS itself moves pages, in the terms of its rivals."""
@@ -92,7 +90,7 @@ def simulate(
         return None
 
 
-def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int], host: HostWork = _IDLE) -> Speeds:
+def planned_with(links: LinkSpeeds, tiers: Mapping[Tier, int], host: HostWork = NO_WORK) -> Speeds:
     """The speeds that a plan is made for, on a machine with such links and lower tiers, whose host does that."""
     if links.is_host_memory:
         return Speeds(links.disk_write, links.disk_read, links.overlap_penalty, repeat_s=NATIVE_REPEAT_S)

@@ -15,7 +15,7 @@ from torch_lms.engine import Speeds
 from torch_lms.planner.recomputation import repeat_s
 from torch_lms.policy import Plan, Recomputation, inputs_first
 from torch_lms.sim import Clocks, HostWork
-from torch_lms.trace import Trace, TracedOp
+from torch_lms.trace import Trace
 
 _RESIDENT, _CLEAN, _EVICTING, _FETCHING, _EVICTED, _DROPPED = range(6)
 """States of a page, as in ``residency.State``."""
@@ -40,7 +40,6 @@ class _Op(NamedTuple):
     creates: tuple[int, ...]
     writes: tuple[int, ...]
     new_bytes: int
-    traced: TracedOp
     workspace_bytes: int
     deaths: tuple[int, ...]
 
@@ -73,7 +72,6 @@ class Stage:
                 op.creates,
                 op.writes,
                 op.new_bytes,
-                op,
                 op.work.workspace_bytes if op.work is not None else 0,
                 tuple(dead),
             )
@@ -148,7 +146,7 @@ class _Rehearsal:
             for page in op.creates:
                 self._create(page)
             self._peak_bytes = max(self._peak_bytes, self._held + op.workspace_bytes)
-            self._clocks.run(op.traced)
+            self._clocks.run(self._stage.trace.ops[position])
             self._end(op)
             if give_up_s is not None and self._clocks.now_s - began_s > give_up_s:
                 return None

@@ -41,6 +41,10 @@ class HostWork:
     is_ahead: bool = False
 
 
+NO_WORK = HostWork()
+"""Of a host that takes no time."""
+
+
 class Clocks:
     """The clocks of a host and of its device, or one clock where they are the same.
 

@@ -10,12 +10,10 @@ from torch_lms.pager import Pager
 from torch_lms.policy import Plan, Planned, Policy
 from torch_lms.residency import PageId, Tier
 from torch_lms.sim.backend import LaneBackend
-from torch_lms.sim.clocks import HostWork
+from torch_lms.sim.clocks import NO_WORK, HostWork
 from torch_lms.sim.lanes import LinkSpeeds
 from torch_lms.timeline import Timeline
 from torch_lms.trace import Trace
-
-_NO_WORK = HostWork()
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Simulator:
         is_blocking: bool = False,
         keeps_copies: bool = True,
         grows: bool = False,
-        host: HostWork = _NO_WORK,
+        host: HostWork = NO_WORK,
     ) -> None:
         self._trace = trace
         self._keeps_copies = keeps_copies

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-_LISTS = ("List[Tensor]", "Tensor[]")
-"""Types of arguments that are lists of tensors."""
+from torch_lms.capture.schema import describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +35,35 @@ def of_one_index(func: Any, given: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of an operator on lists, with the tensor instead of each list of one; single numbers are ``Fixed``.
     None if a list has several, or a tensor that is in none.
     """
+    lists = describe(func).list_args
     found = dict(given)
-    for argument in func._schema.arguments:
-        value = given[argument.name]
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1:
-                return None
-            found[argument.name] = Fixed(value)
-        elif str(argument.type) in _LISTS:
+    for position, (name, value) in enumerate(given.items()):
+        if position in lists:
             if len(value) > 1:
                 return None
-            found[argument.name] = value[0] if value and value[0].dim() else Fixed(value)
+            found[name] = value[0] if value and value[0].dim() else Fixed(value)
+        elif isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                return None
+            found[name] = Fixed(value)
     return found
 
 
 def unbind(func: Any, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The other way: arguments by place, and by keyword where the schema has it so."""
-    arguments = func._schema.arguments
-    args = tuple(_as_given(argument, given) for argument in arguments if not argument.kwarg_only)
-    return args, {argument.name: _as_given(argument, given) for argument in arguments if argument.kwarg_only}
-
-
-def _as_given(argument: Any, given: Mapping[str, Any]) -> Any:
-    value = given[argument.name]
-    if isinstance(value, Fixed):
-        return value.value
-    return [value] if isinstance(value, torch.Tensor) and str(argument.type) in _LISTS else value
+    lists = describe(func).list_args
+    args, kwargs = [], {}
+    for position, argument in enumerate(func._schema.arguments):
+        value = given[argument.name]
+        if isinstance(value, Fixed):
+            value = value.value
+        elif position in lists:
+            value = [value]
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return tuple(args), kwargs
 
 
 def called(func: Any, given: Mapping[str, Any]) -> list[Any]:
@@ -73,8 +75,7 @@ def called(func: Any, given: Mapping[str, Any]) -> list[Any]:
 
 def written_by(func: Any, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors that a call writes."""
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return {name: given[name] for name in names if isinstance(given[name], torch.Tensor)}
+    return {name: given[name] for _, name in describe(func).writes if isinstance(given[name], torch.Tensor)}
 
 
 def tensors_of(given: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:

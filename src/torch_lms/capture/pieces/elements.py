@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import as_results, called, tensors_of
+from torch_lms.capture.pieces.call import as_results, called, tensors_of, written_by
 from torch_lms.capture.pieces.copies import COPIES
 from torch_lms.capture.pieces.job import (
     NOT_CUT,
@@ -54,7 +54,7 @@ def run(job: Job) -> Any:
     """Any regions will do: those of the tiles of an argument, or as many as have to be."""
     given = job.given
     tensors = dict(tensors_of(given))
-    written = [name for _, name in job.info.writes if name in tensors]
+    written = list(written_by(job.func, given))
     if (len(written) > 1 and not job.info.list_args) or given.get("reduction") == _MEAN:
         return NOT_CUT
     target = given[written[0]] if written else job.likes[0]

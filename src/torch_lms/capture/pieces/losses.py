@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import as_results, unbind
+from torch_lms.capture.pieces.call import called
 from torch_lms.capture.pieces.job import NOT_CUT, Job, can_be_read, slabs_of, taken_there
 from torch_lms.capture.pieces.tiles import part, regions_of
 from torch_lms.capture.pieces.views import NotInTiles, View
@@ -39,8 +39,7 @@ def run(job: Job) -> Any:
 def _is_loss_of_picked(job: Job) -> bool:
     tried = proof.random_like(job.given)
     picked = _picked(job, tried["self"], None)
-    calls = (unbind(job.func, tried), unbind(job.func, {**tried, **picked}))
-    one, other = (as_results(job.func(*args, **kwargs)) for args, kwargs in calls)
+    one, other = (called(job.func, given) for given in (tried, {**tried, **picked}))
     return all(proof.is_same(a, b) for a, b in zip(one, other, strict=True))
 
 

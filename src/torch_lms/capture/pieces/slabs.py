@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.pieces import proof
-from torch_lms.capture.pieces.call import as_results, tensors_of, unbind
+from torch_lms.capture.pieces.call import as_results, called, tensors_of
 from torch_lms.capture.pieces.cuts import OPERATORS, Cut, Slab, cuts_of
 from torch_lms.capture.pieces.job import NOT_CUT, Job, put_in_tiles
 from torch_lms.capture.pieces.results import WHOLE, Gathered
@@ -103,8 +103,8 @@ def _tried(job: Job, cut: Cut, bounds: Bounds, tried: dict[str, Any]) -> list[An
     """Whole results of pieces of ``tried``, which is in no tiles."""
     gathered = [Gathered(like, job.device, WHOLE, storage_nbytes) for like in job.likes]
     for first, last in pairwise(bounds):
-        args, kwargs = unbind(job.func, {**tried, **_taken(cut, first, last, tried, {})})
-        for result, piece in zip(gathered, as_results(job.func(*args, **kwargs)), strict=True):
+        pieces = called(job.func, {**tried, **_taken(cut, first, last, tried, {})})
+        for result, piece in zip(gathered, pieces, strict=True):
             result.append(_kept(cut, first, last, piece))
     return [result.take(job.table.in_tiles) for result in gathered]
 

@@ -18,7 +18,8 @@ namespace torch_lms {
 
 namespace {
 
-// Whether `torch.jit.trace` waits for the parts of the operation at hand, as of convolutions: they come here by its key.
+// Whether `torch.jit.trace` waits for the part of the convolution at hand (one that `searches`). The part comes here by
+// way of its key, and it does not listen meanwhile.
 bool is_traced_in_parts() {
   return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) && torch::jit::tracer::isTracing();
 }
