@@ -216,6 +216,11 @@ def take_races() -> list[str]:
     return list(_native.take_races())
 
 
+def take_calls() -> dict[str, int]:
+    """How often events were recorded, waited for, queried or asked for times, since this was last asked."""
+    return dict(_native.take_calls())
+
+
 def register_host(address: int, nbytes: int) -> bool:
     """Page-lock memory of the host, as ``cudaHostRegister`` does; False if some of it is page-locked already."""
     return bool(_native.register_host(address, nbytes))

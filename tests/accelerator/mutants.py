@@ -181,17 +181,22 @@ MUTANTS = (
     Mutant(
         "native: a copy down: for the streams that used the page",
         "lanes",
-        "(first == marks.end() ? record(stream(id)) : first->second)->hold_up(out_);",
+        "moments.push_back(first == marks.end() ? record(stream(id)) : first->second);",
         "",
     ),
-    Mutant("native: a copy down: for the page to come", "lanes", "use.arrived->hold_up(out_);", ""),
+    Mutant("native: a copy down: for the page to come", "lanes", "moments.push_back(use.arrived);", ""),
     Mutant(
         "native: a copy down: for the last use, not one before",
         "lanes",
         "marks.end(), last_use, []",
         "marks.end(), last_use - 1, []",
     ),
-    Mutant("native: freeing after a copy: for that copy", "lanes", "await(use_of(page).home, found->second.done);", ""),
+    Mutant(
+        "native: freeing after a copy: for that copy",
+        "lanes",
+        "here = await(use_of(page).home, found->second.done, std::move(here));",
+        "",
+    ),
     Mutant(
         "native: freeing memory of an unknown stream: the allocator for those who use it",
         "lanes",
@@ -202,8 +207,8 @@ MUTANTS = (
     Mutant(
         "native: freeing: for streams that used the page since its copy, or without one",
         "lanes",
-        "let_finish(use, storage);\n    }\n    free",
-        "}\n    free",
+        "!use.arrived && let_finish(use, storage);",
+        "false;",
     ),
     Mutant("native: recomputing: home for the program's stream", "lanes", "catch_up(home);\n    go_to", "go_to"),
     Mutant("native: recomputing: the home of an input for its end", "lanes", "done->hold_up(stream(use.home));", ""),
@@ -236,11 +241,11 @@ MUTANTS = (
     Mutant(
         "native: a copy up: for whoever had the memory before",
         "lanes",
-        "record(stream(use.home))->hold_up(in_);",
+        "allocated->hold_up(in_);",
         "",
     ),
-    Mutant("native: home for a copy up", "lanes", "await(use.home, use.arrived);", ""),
-    Mutant("native: another stream for a copy up", "lanes", "await(current, use.arrived);", ""),
+    Mutant("native: home for a copy up", "lanes", "here = await(use.home, use.arrived, std::move(here));", ""),
+    Mutant("native: another stream for a copy up", "lanes", "await(current, use.arrived, {});", ""),
     Mutant(
         "native: the allocator for another stream that used a fetched page",
         "lanes",

@@ -118,6 +118,18 @@ def test_python_performs_none_of_the_moves(session: Carrying, expected: torch.Te
     assert session.performed == 0
 
 
+def test_a_page_takes_few_calls_of_the_driver(session: Carrying, module: ModuleType) -> None:
+    """Each keeps the host of a GPU busy for microseconds. Of the first two, a page that leaves and comes back took 20
+    before moments were recorded once for all who ask for them.
+    """
+    module.take_calls()
+    session.run(STEPS)
+    calls, stats = module.take_calls(), session.lms.stats()
+    assert stats.planned_steps == STEPS
+    assert calls["record"] + calls["block"] < 16 * stats.evictions, calls
+    assert calls["query"] < 24 * stats.evictions, calls
+
+
 @pytest.mark.parametrize("schedule", ["mixed", "lazy"])
 def test_python_recomputes_nothing(
     schedule: str, module: ModuleType, device: torch.device, expected: torch.Tensor

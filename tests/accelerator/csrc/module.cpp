@@ -13,6 +13,24 @@ namespace {
 
 constexpr auto kDevice = c10::DeviceType::PrivateUse1;
 
+// What streams and events were asked: a driver takes the host some microseconds for each.
+enum class Call { record, block, query, elapsed };
+std::array<std::atomic<int64_t>, 4> calls;
+
+void count(Call call) {
+  ++calls.at(static_cast<size_t>(call));
+}
+
+py::dict take_calls() {
+  const auto take = [](Call call) { return calls.at(static_cast<size_t>(call)).exchange(0); };
+  py::dict taken;
+  taken["record"] = take(Call::record);
+  taken["block"] = take(Call::block);
+  taken["query"] = take(Call::query);
+  taken["elapsed"] = take(Call::elapsed);
+  return taken;
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override {
     return kDevice;
@@ -81,6 +99,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    count(Call::record);
     if (*event == nullptr) {
       *event = new Event();
     }
@@ -88,12 +107,14 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   void block(void* event, const c10::Stream& stream) const override {
+    count(Call::block);
     if (event != nullptr) {
       static_cast<Event*>(event)->block(queue_of(stream));
     }
   }
 
   bool queryEvent(void* event) const override {
+    count(Call::query);
     return event == nullptr || static_cast<Event*>(event)->reached();
   }
 
@@ -105,6 +126,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
 
   double elapsedTime(void* first, void* second, c10::DeviceIndex) const override {
+    count(Call::elapsed);
     const auto at = [](void* event) { return static_cast<Event*>(event)->reached_ns->load(); };
     return static_cast<double>(at(second) - at(first)) / 1e6;
   }
@@ -232,6 +254,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_poison_at_free", &set_poison_at_free);
   m.def("watch_races", &watch_races);
   m.def("take_races", &take_races);
+  m.def("take_calls", &take_calls);
   m.def("default_generator", [](int device) { return default_generator(static_cast<c10::DeviceIndex>(device)); });
   m.def("register_host", [](size_t address, size_t nbytes) {
     return register_pinned(reinterpret_cast<void*>(address), nbytes);

@@ -173,7 +173,6 @@ struct Carrier {
   void perform_on_device(
       const std::vector<Carried>& moves, const std::vector<Held>& storages, int64_t so_far, Outcome& outcome) const {
     outcome.began = outcome.ended = lanes->mark(tick + so_far);
-    const size_t waits = lanes->waits();
     for (const Held& storage : storages) {
       if (storage && !perform_on_device(moves[outcome.count], storage, outcome)) {
         return;  // of a dead one, the next to look will hear
@@ -184,14 +183,11 @@ struct Carrier {
     for (size_t place = 0; place < moves.size(); ++place) {
       const Carried& carried = moves[place];
       if (storages[place] && moved.insert(carried.move.page).second) {
-        if (carried.is_used) {
-          lanes->use(carried.move.page, storages[place]);
+        if (carried.is_used && lanes->use(carried.move.page, storages[place])) {
+          outcome.ended = lanes->now();
         }
         know(carried.move.page, outcome);
       }
-    }
-    if (lanes->waits() != waits) {
-      outcome.ended = lanes->now();
     }
     outcome.is_all = true;
   }
@@ -208,11 +204,11 @@ struct Carrier {
           }
           break;
         case Act::finish_evict:
-          lanes->finish_evict(page);
+          outcome.ended = lanes->finish_evict(page, outcome.ended);
           return true;
         case Act::release:
           otherwise = State::clean;
-          lanes->release(page, storage);
+          release(page, storage, outcome);
           return true;
         case Act::start_fetch:
           otherwise = State::evicted;
@@ -220,12 +216,12 @@ struct Carrier {
           return true;
         case Act::finish_fetch:
           otherwise = State::evicted;
-          lanes->finish_fetch(page);
+          outcome.ended = lanes->finish_fetch(page, outcome.ended);
           return true;
         case Act::drop:
           is_born(carried);
           if (carried.program->hold()) {
-            lanes->release(page, storage);
+            release(page, storage, outcome);
             return true;
           }
           break;
@@ -243,9 +239,15 @@ struct Carrier {
     return false;
   }
 
+  void release(PageId page, const Held& storage, Outcome& outcome) const {
+    if (lanes->release(page, storage)) {
+      outcome.ended = lanes->now();
+    }
+  }
+
   void recompute_on_device(const Carried& carried, const Held& storage, Outcome& outcome) const {
     const PageId page = carried.move.page;
-    outcome.spent.push_back({no_page, 0, now_s(), lanes->now()});
+    outcome.spent.push_back({no_page, 0, now_s(), outcome.ended});
     for (const auto& [input, home] : carried.homes) {
       lanes->born(input, home);
     }
@@ -261,11 +263,10 @@ struct Carrier {
       lanes->end_recompute(page, inputs, before, /*is_done=*/false);
       throw;
     }
-    lanes->end_recompute(page, inputs, before, /*is_done=*/true);
+    outcome.ended = lanes->end_recompute(page, inputs, before, /*is_done=*/true);
     for (const Program::Input& input : carried.program->inputs()) {
       know(input.page, outcome);
     }
-    outcome.ended = lanes->now();
     outcome.spent.push_back({page, carried.nbytes, now_s(), outcome.ended});
   }
 

@@ -69,14 +69,20 @@ class Moment {
   Moment& operator=(const Moment&) = delete;
 
   bool is_past() const {
-    return event_->query();
+    if (!is_past_) {
+      is_past_ = event_->query();
+    }
+    return is_past_;
   }
   void wait() const {
     event_->synchronize();
+    is_past_ = true;
   }
   // What is asked of `stream` from now on runs after it.
   void hold_up(const c10::Stream& stream) const {
-    event_->block(stream);
+    if (!is_past_) {
+      event_->block(stream);
+    }
   }
   double seconds_since(const Moment& earlier) const {
     return earlier.event_->elapsedTime(*event_) / 1e3;
@@ -86,14 +92,16 @@ class Moment {
 
  private:
   Events::Owned event_;
+  mutable std::atomic<bool> is_past_ = false;  // the device, which takes its time, was asked and said so
 };
 
 using Mark = std::shared_ptr<Moment>;
 
-// What was asked of a stream, from one moment to another: a copy, or a wait of the program's for one.
+// What was asked of a stream: a copy, or a wait of the program's for one. It began when all moments of `after` had come,
+// and a copy not before that ended which was asked for before it.
 struct Asked {
   enum class Kind : int8_t { down = 0, up = 1, stall = 2 } kind;
-  Mark began;
+  c10::SmallVector<Mark, 2> after;
   Mark ended;
   int64_t nbytes;
   PageId page;
@@ -185,12 +193,6 @@ class Lanes {
     return record(stream(current_stream()));
   }
 
-  // How often a stream of the program's was made to wait so far.
-  size_t waits() {
-    const auto turn = my_turn();
-    return waits_;
-  }
-
   void forget_marks() {
     const auto turn = my_turn();
     marks_.clear();
@@ -210,7 +212,7 @@ class Lanes {
       return false;
     }
     if (use.arrived) {
-      await(current, use.arrived);
+      await(current, use.arrived, {});
       keep_for(storage, stream(current));  // 5
     }
     if (use.read) {
@@ -269,12 +271,11 @@ class Lanes {
     try {
       copy.storage = storage;
       under_way_.push_back(page);
-      await_uses(use_of(page), last_use);
-      const Mark began = record(out_);
+      auto after = await_uses(use_of(page), last_use);
       copy_down(storage, copy);
       Tampering::fail();
       copy.done = record(out_);
-      asked_.push_back({Asked::Kind::down, began, copy.done, nbytes, page});
+      note_copy(Asked::Kind::down, std::move(after), copy.done, nbytes, page);
     } catch (...) {
       give_up(page);
       throw;
@@ -288,35 +289,36 @@ class Lanes {
     await_uses(use_of(page), last_use);
   }
 
-  // The copy counts from now on. The host waits for nothing.
-  void finish_evict(PageId page) {
+  // The copy counts from now on. The host waits for nothing. `here`: now, on the current stream, if that is known; returns
+  // the same, as it is afterwards.
+  Mark finish_evict(PageId page, Mark here = {}) {
     const auto turn = my_turn();
     const auto found = copies_.find(page);
     if (found == copies_.end() || !found->second.done) {
-      return;
+      return here;
     }
     try {
-      await(use_of(page).home, found->second.done);  // 2
+      here = await(use_of(page).home, found->second.done, std::move(here));  // 2
     } catch (...) {
       give_up(page);
       throw;
     }
     std::erase(under_way_, page);
     let_go(found->second);
+    return here;
   }
 
-  // Free its memory.
-  void release(PageId page, const Held& storage) {
+  // Free its memory. Whether a stream was made to wait.
+  bool release(PageId page, const Held& storage) {
     const auto turn = my_turn();
     Use& use = use_of(page);
-    if (!use.arrived) {  // else the allocator was told of them (5)
-      let_finish(use, storage);
-    }
+    const bool has_waited = !use.arrived && let_finish(use, storage);  // else the allocator was told of them (5)
     free(storage);
     use.streams.clear();
     use.arrived.reset();
     use.read.reset();
     use.is_adopted = false;
+    return has_waited;
   }
 
   // -- up -------------------------------------------------------------------------------------------------------------
@@ -334,24 +336,23 @@ class Lanes {
       copy.is_up = true;
       under_way_.push_back(page);
       Use& use = use_of(page);
-      allocate(use, storage, copy.nbytes);
-      const Mark began = record(in_);
+      const Mark allocated = allocate(use, storage, copy.nbytes);
       copy_up(copy, storage);
       Tampering::fail();
       copy.read = came(use);
-      asked_.push_back({Asked::Kind::up, began, copy.read, copy.nbytes, page});
+      note_copy(Asked::Kind::up, {allocated}, copy.read, copy.nbytes, page);
     } catch (...) {
       undo_fetch(page, copy);
       throw;
     }
   }
 
-  // Its home waits for it.
-  void finish_fetch(PageId page) {
+  // Its home waits for it. `here` as for `finish_evict`.
+  Mark finish_fetch(PageId page, Mark here = {}) {
     const auto turn = my_turn();
     const auto found = copies_.find(page);
     try {
-      arrive(use_of(page));
+      here = arrive(use_of(page), std::move(here));
     } catch (...) {
       if (found != copies_.end() && found->second.storage) {
         undo_fetch(page, found->second);
@@ -362,6 +363,7 @@ class Lanes {
     if (found != copies_.end()) {
       let_go(found->second);
     }
+    return here;
   }
 
   // A copy from elsewhere comes into this new memory.
@@ -388,8 +390,8 @@ class Lanes {
     return before;
   }
 
-  // It was, or could not be. `inputs`: what it is recomputed from. `before`: the current stream again.
-  void end_recompute(PageId page, const std::vector<PageId>& inputs, StreamId before, bool is_done) {
+  // It was, or could not be. `inputs`: what it is recomputed from. `before`: the current stream again. Now, on that.
+  Mark end_recompute(PageId page, const std::vector<PageId>& inputs, StreamId before, bool is_done) {
     const auto turn = my_turn();
     go_to(before);
     const StreamId home = use_of(page).home;
@@ -402,6 +404,7 @@ class Lanes {
       use.streams.assign(1, home);
       use.arrived = done;
     }
+    return home == before ? done : record(stream(before));
   }
 
   // -- the rest -------------------------------------------------------------------------------------------------------
@@ -464,13 +467,17 @@ class Lanes {
         pending.push_back(asked);
         continue;
       }
-      const double lasted_s = asked.ended->seconds_since(*asked.began);
       if (asked.kind == Asked::Kind::stall) {
-        stalled_s += std::max(0.0, lasted_s);
+        stalled_s += std::max(0.0, asked.ended->seconds_since(*asked.after.front()));
         continue;
       }
-      const double began_s = near_s + asked.began->seconds_since(near);
-      copied.push_back({asked.kind == Asked::Kind::up, began_s, began_s + lasted_s, asked.nbytes, asked.page});
+      const bool is_up = asked.kind == Asked::Kind::up;
+      const double ended_s = near_s + asked.ended->seconds_since(near);
+      double began_s = std::exchange(last_ended_s_[is_up], ended_s);
+      for (const Mark& mark : asked.after) {
+        began_s = std::max(began_s, near_s + mark->seconds_since(near));
+      }
+      copied.push_back({is_up, std::min(began_s, ended_s), ended_s, asked.nbytes, asked.page});
     }
     asked_ = std::move(pending);
     stalled_s_ += stalled_s;
@@ -483,8 +490,16 @@ class Lanes {
     return std::exchange(stalled_s_, 0);
   }
 
-  Mark record(StreamId id) const {
-    return record(stream(id));
+  // What Python copies on the streams of copies begins and ends with such.
+  Mark record(StreamId id) {
+    const auto turn = my_turn();
+    const Mark now = record(stream(id));
+    for (const bool is_up : {false, true}) {
+      if (id == (is_up ? in_ : out_).id()) {
+        pythons_[is_up] = now;
+      }
+    }
+    return now;
   }
 
   void hold_up(StreamId id, const Moment& moment) const {
@@ -508,6 +523,7 @@ class Lanes {
     uses_.clear();
     retired_.clear();
     marks_.clear();
+    pythons_ = {};
     addresses_.clear();
     extents_ = Extents();
   }
@@ -604,50 +620,67 @@ class Lanes {
     }
   }
 
-  // The copy down waits until the page has come, and was used for the last time (1).
-  void await_uses(const Use& use, int64_t last_use) {
+  // The copy down waits until the page has come, and was used for the last time (1): for these moments.
+  c10::SmallVector<Mark, 2> await_uses(const Use& use, int64_t last_use) {
+    c10::SmallVector<Mark, 2> moments;
     if (use.arrived) {
-      use.arrived->hold_up(out_);
+      moments.push_back(use.arrived);
     }
     for (const StreamId id : use.streams) {
       const auto& marks = marks_[id];
       const auto first = std::upper_bound(marks.begin(), marks.end(), last_use, [](int64_t tick, const auto& mark) {
         return tick < mark.first;
       });
-      (first == marks.end() ? record(stream(id)) : first->second)->hold_up(out_);
+      moments.push_back(first == marks.end() ? record(stream(id)) : first->second);
     }
+    for (const Mark& moment : moments) {
+      moment->hold_up(out_);
+    }
+    return moments;
   }
 
-  // A stream waits for a copy. If that is the program's, the time counts that it stands still.
-  void await(StreamId id, const Mark& copied) {
+  // That it has ended says `ended`; it waited for the moments of `after`.
+  void note_copy(Asked::Kind kind, c10::SmallVector<Mark, 2> after, const Mark& ended, int64_t nbytes, PageId page) {
+    if (const Mark pythons = std::exchange(pythons_[kind == Asked::Kind::up], {})) {
+      after.push_back(pythons);
+    }
+    asked_.push_back({kind, std::move(after), ended, nbytes, page});
+  }
+
+  // A stream waits for a copy. If that is the program's, the time counts that it stands still. `here`: as for
+  // `finish_evict`.
+  Mark await(StreamId id, const Mark& copied, Mark here) {
     if (copied->is_past()) {
-      return;
+      return here;
     }
     if (id != current_stream()) {
       copied->hold_up(stream(id));
-      return;
+      return here;
     }
-    ++waits_;
-    const Mark began = record(stream(id));
+    const Mark began = here ? here : record(stream(id));
     copied->hold_up(stream(id));
-    asked_.push_back({Asked::Kind::stall, began, record(stream(id)), 0, no_page});
+    const Mark ended = record(stream(id));
+    asked_.push_back({Asked::Kind::stall, {began}, ended, 0, no_page});
+    return ended;
   }
 
-  // There is no copy to wait for, or other streams have read the page since that was made (2).
-  void let_finish(const Use& use, const Held& storage) {
+  // There is no copy to wait for, or other streams have read the page since that was made (2). Whether its home waits.
+  bool let_finish(const Use& use, const Held& storage) {
     if (use.is_adopted) {
       keep_for(storage, out_);
       for (const StreamId id : use.streams) {
         keep_for(storage, stream(id));
       }
-      return;
+      return false;
     }
+    bool has_waited = false;
     for (const StreamId id : use.streams) {
       if (id != use.home) {
         record(stream(id))->hold_up(stream(use.home));
-        ++waits_;
+        has_waited = true;
       }
     }
+    return has_waited;
   }
 
   // `home` is about to be given memory that the current stream may still use (3).
@@ -658,7 +691,8 @@ class Lanes {
     }
   }
 
-  void allocate(const Use& use, const Held& storage, int64_t nbytes) const {
+  // Since when the copy up may write there.
+  Mark allocate(const Use& use, const Held& storage, int64_t nbytes) const {
     catch_up(use.home);
     {
       const c10::StreamGuard on_home(stream(use.home));
@@ -667,7 +701,9 @@ class Lanes {
       storage->set_data_ptr_noswap(allocator->allocate(static_cast<size_t>(nbytes)));
       storage->set_nbytes(static_cast<size_t>(nbytes));
     }
-    record(stream(use.home))->hold_up(in_);  // 3
+    const Mark allocated = record(stream(use.home));
+    allocated->hold_up(in_);  // 3
+    return allocated;
   }
 
   Mark came(Use& use) const {
@@ -676,11 +712,12 @@ class Lanes {
     return use.arrived;
   }
 
-  void arrive(Use& use) {
+  Mark arrive(Use& use, Mark here) {
     if (use.arrived && !use.is_known_to(use.home)) {
-      await(use.home, use.arrived);  // 4
+      here = await(use.home, use.arrived, std::move(here));  // 4
       use.streams.push_back(use.home);
     }
+    return here;
   }
 
   void free(const Held& storage) const {
@@ -781,8 +818,9 @@ class Lanes {
   std::vector<PageId> under_way_;
   std::deque<Retired> retired_;
   std::vector<Asked> asked_;
+  std::array<Mark, 2> pythons_;  // the latest, down and up, since the latest copy of ours
+  std::array<double, 2> last_ended_s_ = {};  // of copies down and up that were taken
   double stalled_s_ = 0;
-  size_t waits_ = 0;
   std::vector<Held> let_go_;
 };
 
