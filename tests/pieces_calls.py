@@ -21,9 +21,11 @@ def pool_backward(x: Tensor, space: int) -> tuple[Any, ...]:
     return torch.randn_like(result), x, *([value] * space for value in (3, 2, 1, 1)), False, indices
 
 
-def norm(training: bool, dtype: torch.dtype = torch.float32, last: bool = False) -> tuple[Any, ...]:
+def norm(
+    training: bool, dtype: torch.dtype = torch.float32, last: bool = False, of: torch.dtype = torch.float32
+) -> tuple[Any, ...]:
     x = rand(2, 13, 17, 11, dtype=dtype)
-    vectors = [torch.rand(13) + 0.5 for _ in range(4)]
+    vectors = [(torch.rand(13) + 0.5).to(of) for _ in range(4)]
     return (x.to(memory_format=LAST) if last else x), *vectors, training, 0.1, 1e-5
 
 
@@ -123,6 +125,8 @@ CALLS: dict[str, list[Made]] = {
     "native_layer_norm": [
         lambda: (rand(3, 37, 41), [41], rand(41), rand(41), 1e-5),
         lambda: (rand(397, 41, dtype=BF16), [41], None, None, 1e-5),
+        lambda: (rand(397, 41, dtype=BF16), [41], rand(41), rand(41), 1e-5),
+        lambda: (rand(397, 41, dtype=BF16), [41], rand(41, dtype=BF16), None, 1e-5),
     ],
     "native_layer_norm_backward": [
         lambda: (rand(97, 41), rand(97, 41), [41], rand(97, 1), rand(97, 1), rand(41), rand(41), [True, False, False])
@@ -142,6 +146,8 @@ CALLS: dict[str, list[Made]] = {
         lambda: norm(True),
         lambda: norm(False),
         lambda: norm(True, last=True),
+        lambda: norm(True, BF16),
+        lambda: norm(True, BF16, of=BF16),
         lambda: (rand(1, 2, 97, 31), *[torch.rand(2) for _ in range(4)], False, 0.1, 1e-5),
     ],
     "_native_batch_norm_legit": [lambda: norm(True)],

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from bits import same_bits
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
 from tests.pieces_calls import CALLS, aten, rand, rows
@@ -25,6 +26,8 @@ from torch_lms.capture.pieces import copies, elements, proof, run, tiles
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.capture.pieces.tiles import copied
+from torch_lms.capture.schema import describe
+from torch_lms.capture.sizes import on_meta
 from torch_lms.errors import UsageError
 from torch_lms.runtime import api, session
 from torch_lms.trace import Trace, demand_curve
@@ -96,6 +99,30 @@ def test_the_same_bits(name: str, number: int, ran: list[str]) -> None:
     assert same_bits([value.contiguous() for value in found], [value.contiguous() for value in expected])
     assert [value.stride() for value in result] == [value.stride() for value in expected[: len(result)]]
     assert name in ran or name in DEPENDS_ON_THE_PROCESSOR
+
+
+@pytest.mark.parametrize(("name", "number"), ALL)
+def test_what_is_told_of_results_is_so(name: str, number: int) -> None:
+    """Pieces are written to results that are made before anything is computed."""
+    told: list[Tensor] = []
+    made: list[Tensor] = []
+
+    class Compared(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket is getattr(aten, name):
+                told.extend(tensors_of(on_meta(func, describe(func), args, kwargs or {})))
+            result = func(*args, **kwargs or {})
+            if func.overloadpacket is getattr(aten, name):
+                made.extend(tensors_of(result))
+            return result
+
+    args = CALLS[name][number]()
+    with Compared():
+        getattr(aten, name)(*args)
+    assert [like.dtype for like in told] == [result.dtype for result in made]
+    assert [like.shape for like, result in zip(told, made, strict=True) if result.numel()] == [
+        result.shape for result in made if result.numel()
+    ]
 
 
 def test_there_is_room_for_a_tile_beside_the_page_that_is_cut() -> None:

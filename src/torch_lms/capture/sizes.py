@@ -180,8 +180,9 @@ def result_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device
 
 def on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What ``func`` would give, on the meta device."""
+    device = "cpu" if result_device(args, kwargs).type == "cpu" else "cuda"
     with Undispatched():  # modes below ours must not see it
-        return dry_run(func, info, pytree.tree_map(_to_meta, args), pytree.tree_map(_to_meta, kwargs))
+        return dry_run(func, info, pytree.tree_map(_to_meta, args), pytree.tree_map(_to_meta, kwargs), device)
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
@@ -239,6 +240,14 @@ _LOSSES = frozenset(
     f"aten::{name}" for name in ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss")
 )
 
+_FIRST_PARAMETER = {
+    "aten::native_layer_norm": 2,
+    "aten::native_batch_norm": 1,
+    "aten::_native_batch_norm_legit": 1,
+    "aten::_batch_norm_with_update": 1,
+}
+"""Of normalizations that also give statistics: weight, bias and running statistics are the arguments from here on."""
+
 _ALIGNED_PART = 4096
 """Bytes. OneDNN makes each part of a workspace a multiple of these."""
 
@@ -268,6 +277,8 @@ def dry_run(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, An
     result = func(*args, **kwargs)
     if name in _LOSSES:
         return _loss(result, args)
+    if name in _FIRST_PARAMETER and device == "cpu":
+        return _normalized(result, args[0], args[_FIRST_PARAMETER[name] :])
     if name == "aten::log_sigmoid_forward" and device == "cuda":  # which needs no buffer for the gradient
         return result[0], result[1].new_empty(0)
     if name == "aten::mkldnn_rnn_layer":
@@ -280,6 +291,17 @@ def _loss(result: torch.Tensor, args: tuple[Any, ...]) -> torch.Tensor:
     if result.dim():
         return result
     return result.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).resize_(())
+
+
+def _normalized(
+    result: tuple[torch.Tensor, ...], given: torch.Tensor, parameters: tuple[Any, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Where ``given`` is of half precision, so are the statistics, unless the parameters are of another type."""
+    types = {tensor.dtype for tensor in parameters if isinstance(tensor, torch.Tensor)}
+    if types - {given.dtype}:
+        return result
+    whole, mean, deviation, *reserved = result
+    return whole, mean.to(given.dtype), deviation.to(given.dtype), *reserved
 
 
 def _ctc_loss(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:

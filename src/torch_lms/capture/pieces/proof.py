@@ -20,8 +20,8 @@ Pieces = Callable[[dict[str, Any]], list[Any]]
 _MAX_KNOWN = 10_000
 """Verdicts that are remembered: a program whose shapes never repeat must not grow."""
 
-_LAYOUT = 2
-"""Of how pieces lie in memory, on which bits depend: verdicts on another count for nothing."""
+_LAYOUT = 3
+"""Of how pieces and results lie in memory, on which bits depend: verdicts on another count for nothing."""
 
 _SEED = 20_261_125
 _COMPARED = 64
