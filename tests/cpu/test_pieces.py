@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_lms
-from tests.pieces_calls import CALLS, aten, rand, rows
+from tests.pieces_calls import CALLS, aten, group_norm_backward, rand, rows
 from tests.ways import AT_HAND, IS_NATIVE
-from torch_lms.capture.pieces import copies, elements, proof, run, tiles
+from torch_lms.capture.pieces import copies, elements, proof, run, table, tiles
 from torch_lms.capture.pieces.cuts import OPERATORS
 from torch_lms.capture.pieces.losses import LOSSES
 from torch_lms.capture.pieces.tiles import copied
@@ -123,6 +123,42 @@ def test_what_is_told_of_results_is_so(name: str, number: int) -> None:
     assert [like.shape for like, result in zip(told, made, strict=True) if result.numel()] == [
         result.shape for result in made if result.numel()
     ]
+
+
+def test_tiles_that_end_within_a_group_of_channels() -> None:
+    """Pieces have whole groups all the same: of a part of one, kernels divided by zero."""
+    gradient, *given = (*group_norm_backward(1, 24, 4), [True, True, True])
+    expected = aten.native_group_norm_backward(gradient, *given)
+    with torch_lms.session(limit=int(2.1 * gradient.nbytes), min_size=MIN_SIZE) as lms:
+        gradient.mul_(1)
+        cut(gradient, [(0, 1), tuple(range(0, 25, 4)), (0, 13), (0, 11)])
+        found = aten.native_group_norm_backward(gradient, *given)
+        assert is_in_tiles(gradient)
+        assert same_bits([value.clone() for value in found], list(expected))
+        lms.validate()
+
+
+def test_a_page_that_leaves_while_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no page afterwards. As one it was kept for good, for tiles that are copies of it."""
+
+    def leaving(*given: Any) -> Tensor:
+        copy = copied(*given)
+        torch_lms.reclaim()
+        return copy
+
+    monkeypatch.setattr(table, "copied", leaving)
+    with torch_lms.session(limit=AMPLE, min_size=MIN_SIZE) as lms:
+        x = rand(8, 1000)
+        cut(x, [(0, 4, 8), (0, 1000)])
+        assert api.current_session().find(x.untyped_storage()) is None
+        lms.validate()
+
+
+def cut(tensor: Tensor, grid: tiles.Grid) -> None:
+    """Cut the page of ``tensor`` into tiles."""
+    of_session = api.current_session().mode.tiles
+    with of_session.working():
+        assert of_session.tile(tensor, grid) is not None
 
 
 def test_there_is_room_for_a_tile_beside_the_page_that_is_cut() -> None:

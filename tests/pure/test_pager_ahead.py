@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
-from pager_events import Reclaim, Restore, TransfersDone
+from pager_events import Invalidated, Reclaim, Restore, TransfersDone
 from pager_rig import Done, Foreseeing, Interrupt, Rig, failing
 
 from torch_lms.errors import PageLostError, StoreError
@@ -158,6 +158,14 @@ def test_a_page_whose_storage_died_before_its_copy_began(new_rig: NewRig, away: 
     beside(rig, **{"coming" if away else "leaving": [1]})
     assert rig.die(1) == [(FinishEvict, FinishFetch)[away](1), Discard(1, DISK)]
     assert not rig.pager.book
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_nobody_copies_memory_that_is_about_to_go(new_rig: NewRig, away: bool) -> None:
+    rig = new_rig(40, away=away)
+    beside(rig, **{"coming" if away else "leaving": [1]})
+    assert rig.tell(Invalidated((1,))) == [(FinishEvict, FinishFetch)[away](1)]
+    assert rig.state(1) is State.CLEAN
 
 
 def test_to_end_is_to_wait_for_all(new_rig: NewRig) -> None:

@@ -84,6 +84,9 @@ class FakePages:
     def may_leave(self, _entry: Entry) -> bool:
         return True
 
+    def invalidate(self, entries: list[Entry]) -> None:
+        """Nothing is recomputed, and nothing copied."""
+
     def resized(self, entry: Entry, is_freed: bool = False) -> None:
         self._registry.drop(entry)
         self._died(entry)

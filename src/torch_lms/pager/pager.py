@@ -203,9 +203,15 @@ class Pager:
         return self._settle(stale)
 
     def invalidated(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
-        """``pages`` are about to lose their content, unused."""
+        """``pages`` are about to lose their content and memory, unused."""
         dependents = self.recipes.dependents(pages)
-        return self._recompute_all(dependents) if dependents else ()
+        if dependents or any(self.book[page_id].state in UNDER_WAY for page_id in pages):
+            return self._let_go(pages, dependents)
+        return ()
+
+    def _let_go(self, pages: tuple[PageId, ...], dependents: list[PageId]) -> Actions:
+        yield from self._recompute_all(dependents)
+        yield from self._transfers.settle([self.book[page_id] for page_id in pages])
 
     def pinned(self, pages: tuple[PageId, ...]) -> Iterable[Action]:
         """``pages`` must be resident until ``unpinned``, and may be written unseen until then."""

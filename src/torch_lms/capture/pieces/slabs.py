@@ -81,7 +81,8 @@ def _bounds(cut: Cut, longest: int, step: int, in_tiles: list[tuple[View, int]])
     """Those of the first argument whose tiles are about as long; else pieces of about the same size."""
     for view, dim in in_tiles:
         bounds = view.bounds(dim)
-        if bounds[-1] == cut.extent and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
+        are_steps = bounds[-1] == cut.extent and not any(bound % cut.step for bound in bounds[:-1])
+        if are_steps and longest // 2 < max(b - a for a, b in pairwise(bounds)) <= longest:
             return bounds
     return at_most(cut.extent, longest, step)
 

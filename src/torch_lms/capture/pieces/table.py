@@ -303,7 +303,8 @@ class TileTable:
                 whole = tensor.detach()
                 for place, region in tiles.regions():
                     tiles.cells[place] = copied(part(whole, region), tiles.order)
+            self._owner.invalidate([page])  # tiles may have been dropped meanwhile, to be recomputed from it
             self._tiles[storage] = tiles
             STORAGE.resize_(storage, 0)
-            self._owner.resized(page)
+            self._owner.resized(page, is_freed=True)  # it may be away itself
         return View(tensor, tiles)
