@@ -5,6 +5,7 @@ bytes, and adds what PyTorch's own meta kernels do not tell; ``trace_step`` uses
 """
 
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -88,8 +89,8 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Bytes that an operation creates at most, told quickly by the sizes of its arguments. Mostly it is far less.
 
     Convolutions, products and broadcasting give what is largest one more dimension, of another argument. Lists of
-    numbers are sizes, or tell how often something is repeated. 0 where one does not tell its shape: lazy parameters,
-    nested tensors.
+    numbers are sizes, or tell how often something is repeated. Single numbers without a tensor may be any size
+    (``eye``, ``arange``). 0 where a tensor does not tell its shape: lazy parameters, nested tensors.
     """
     if info.writes or not info.creates:
         return 0
@@ -99,7 +100,8 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    elements, listed = 1, 1
+    elements, listed, in_lists = 1, 1, 0
+    has_numbers = False
     shape: tuple[int, ...] = ()
     others: list[tuple[int, ...]] = []
     for value in (*args, *kwargs.values()):
@@ -109,10 +111,16 @@ def _most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any])
             others.append(value.shape)
             if value.numel() > elements:
                 elements, shape = value.numel(), value.shape
+        elif type(value) is list and value and isinstance(value[0], torch.Tensor):
+            in_lists += sum(tensor.numel() for tensor in value if isinstance(tensor, torch.Tensor))
         elif info.numbers_matter and type(value) is list and value and type(value[0]) is int:
             listed *= math.prod(max(1, number) for number in value if type(number) is int)
+        elif info.numbers_matter and type(value) in (int, float):
+            has_numbers = True
+    if has_numbers and not others:
+        return sys.maxsize
     widest = max([1, *(size for other in others if other != shape for size in other)])
-    return _MAX_ITEMSIZE * elements * widest * listed
+    return _MAX_ITEMSIZE * max(in_lists, elements * widest * listed)
 
 
 class Firsts:

@@ -303,14 +303,24 @@ class Following {
     return working_set > (runs == 1 && !is_planned() ? handover_.most_at_once : handover_.limit / runs);
   }
 
-  // Whether there is room for what `op` creates, and no page is to be fetched first.
-  bool has_room(const PlannedOp& op, int64_t promised) {
-    Account& account = pages_.account(handover_.device);
-    const auto room = [&] { return account.limit - account.resident - promised - op.new_bytes; };
-    if (room() < 0) {
+  // Bytes of room, beside what is `promised`.
+  int64_t room(int64_t promised) {
+    const Account& account = pages_.account(handover_.device);
+    return account.limit - account.resident - promised;
+  }
+
+  // Whether there is room for so much, now that what died is gone.
+  bool has_room(int64_t nbytes) {
+    if (room(nbytes) < 0) {
       pages_.sweep();
     }
-    if (room() < 0 || (wanted_ != 0 && room() >= wanted_)) {
+    return room(nbytes) >= 0;
+  }
+
+  // Whether there is room for what `op` creates, and no page is to be fetched first.
+  bool has_room(const PlannedOp& op, int64_t promised) {
+    const int64_t nbytes = promised + op.new_bytes;
+    if (!has_room(nbytes) || (wanted_ != 0 && room(nbytes) >= wanted_)) {
       return false;
     }
     return wanted_ == 0 || !pages_.are_any_leaving() || std::chrono::steady_clock::now() < until_;

@@ -92,7 +92,12 @@ size_t signature_of(const Operator& op, const c10::OperatorHandle& handle, const
     }
     every_tensor(value, [&](const at::Tensor& tensor) {
       const bool has_sizes = is_strided(*tensor.unsafeGetTensorImpl());
-      signature = c10::get_hash(signature, tensor.scalar_type(), has_sizes ? tensor.sizes().vec() : std::vector<int64_t>());
+      signature = c10::get_hash(signature, tensor.scalar_type(), has_sizes ? tensor.dim() : -1);
+      if (has_sizes) {
+        for (const int64_t size : tensor.sizes()) {
+          signature = c10::get_hash(signature, size);
+        }
+      }
       return true;
     });
   }
@@ -106,16 +111,28 @@ double most_new_bytes(const Operator& op, const c10::OperatorHandle& handle, con
   }
   const at::Tensor* largest = nullptr;
   double listed = 1;
+  double in_lists = 0;
+  bool has_numbers = false;
   const auto values = arguments_of(handle, stack);
   for (const auto& value : values) {
     if (value.isTensor() && value.toTensor().defined()) {
       const at::Tensor& tensor = value.toTensor();
       largest = largest == nullptr || tensor.numel() > largest->numel() ? &tensor : largest;
+    } else if (value.isTensorList()) {
+      every_tensor(value, [&](const at::Tensor& tensor) {
+        in_lists += static_cast<double>(tensor.numel());
+        return true;
+      });
+    } else if (op.numbers_matter && (value.isInt() || value.isDouble())) {
+      has_numbers = true;
     } else if (op.numbers_matter && value.isIntList()) {
       for (const int64_t number : value.toIntVector()) {
         listed *= static_cast<double>(std::max(int64_t{1}, number));
       }
     }
+  }
+  if (largest == nullptr && has_numbers) {
+    return std::numeric_limits<double>::infinity();
   }
   int64_t widest = 1;
   for (const auto& value : values) {
@@ -126,7 +143,7 @@ double most_new_bytes(const Operator& op, const c10::OperatorHandle& handle, con
     }
   }
   const auto elements = static_cast<double>(largest == nullptr ? 1 : std::max(int64_t{1}, largest->numel()));
-  return most_bytes_of_element * elements * static_cast<double>(widest) * listed;
+  return most_bytes_of_element * std::max(in_lists, elements * static_cast<double>(widest) * listed);
 }
 
 int64_t nbytes_of(const std::vector<Page*>& pages) {
@@ -554,7 +571,8 @@ void Interposer::run_plain(
   std::vector<c10::IValue> arguments;
   std::optional<Undo> undo;  // where it is needed: room is short only while a plan is followed, or at the brim
   bool can_begin_anew = op.can_begin_anew();
-  const bool is_planned = (self.epoch != 0 || self.must_end) && (self.position >= 0 || self.is_expected);
+  const bool is_expected = self.position >= 0 || self.is_expected || op.is_seeded;
+  const bool is_planned = (self.epoch != 0 || self.must_end) && is_expected;
   if (!can_begin_anew && (is_planned || self.is_asked)) {
     undo.emplace(settings.device_type, below_);
     can_begin_anew = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
@@ -878,6 +896,11 @@ Entrance Interposer::follow(
     }
     self.is_captured = next->is_captured;
     self.promised = next->new_bytes;
+  }
+  if (is_planned && !creates_no_more(op, handle, stack, self)) {
+    return Entrance::python;
+  }
+  if (is_next) {
     moves = moves || next->moves || !following.has_room(*next, promised_beside(self));
   }
   if ((moves || self.is_captured) && self.found.empty() && is_planned) {
@@ -901,6 +924,28 @@ Entrance Interposer::follow(
     self.position = following.position();
   }
   return Entrance::passes;
+}
+
+// Whether the operation creates no more than it is promised, or than there is room for; what it may create is looked up
+// where that could be.
+bool Interposer::creates_no_more(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  const int64_t beside = promised_beside(self);
+  const int64_t most = std::max(self.promised, following.room(beside));
+  if (most_new_bytes(op, handle, stack) <= static_cast<double>(most)) {
+    return true;
+  }
+  self.is_asked = true;
+  self.signature = signature_of(op, handle, stack);
+  const auto known = created_.find(self.signature);
+  if (known == created_.end()) {
+    return false;
+  }
+  if (known->second <= self.promised) {
+    return true;
+  }
+  self.promised = known->second;
+  return following.has_room(self.promised + beside);
 }
 
 // Without a plan, on a device with streams: all operations before this one have been asked for, and it begins.

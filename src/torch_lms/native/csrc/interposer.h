@@ -254,6 +254,8 @@ class Interposer {
   bool may_be_large(const std::vector<Page*>& used);
   bool has_room(Running& self);
   void learn(size_t signature, int64_t nbytes);
+  bool creates_no_more(
+      const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   void note_begin(Running& self);
   bool expect(const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
   std::optional<int64_t> made_by(
