@@ -644,6 +644,8 @@ _MAKES_MUCH: dict[str, Callable[[], torch.Tensor]] = {
     "broadcasting": lambda: torch.arange(600.0)[:, None] >= torch.arange(2400.0),
     "constants": lambda: torch.zeros(600, 600),
     "repeated": lambda: torch.ones(10, 1).repeat(60, 600),
+    "single numbers": lambda: torch.eye(600),
+    "a list": lambda: torch.stack([torch.ones(200)] * 1800),
 }
 
 
@@ -661,6 +663,37 @@ def test_far_from_the_brim_an_operation_on_little_may_create_much(
         assert lms.stats().peak_resident_bytes <= lms.stats().limit_bytes
     assert same_bits(found, expected)
     assert len(others) == 17
+
+
+_OF_SIZE: dict[str, Callable[[int, torch.Tensor], torch.Tensor]] = {
+    "drawn": lambda size, _: torch.randn(size),
+    "single numbers": lambda size, _: torch.arange(size),
+    "broadcasting": lambda size, _: torch.ones(size // 100, 1) + torch.ones(1, 100),
+    "rows": lambda size, weight: F.embedding(torch.zeros(size // 100, dtype=torch.int64), weight),
+    "padding": lambda size, weight: F.pad(weight, (0, size // 100)),
+}
+
+
+@pytest.mark.parametrize("way", AT_HAND)
+@pytest.mark.parametrize("before", [0, 800])
+@pytest.mark.parametrize("name", _OF_SIZE)
+def test_what_no_plan_has_keeps_to_the_limit(name: str, before: int, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a planned step something large is created: by an operation that no step had, or that was smaller."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    make = _OF_SIZE[name]
+    with torch_lms.session(limit="600kB", min_size="1kB", device="cpu") as lms, torch.no_grad():
+        layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(20)))
+        for size in (*[before] * 9, 90_000):
+            x = torch.ones(30, 100)
+            for number, layer in enumerate(layers):
+                x = layer(x)
+                if number == 10 and size:
+                    make(size, layer.weight)
+            lms.step()
+        stats = lms.stats()
+    assert stats.planned_steps >= 4
+    assert stats.peak_resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("way", AT_HAND)
