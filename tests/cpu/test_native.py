@@ -645,6 +645,7 @@ _MAKES_MUCH: dict[str, Callable[[], torch.Tensor]] = {
     "constants": lambda: torch.zeros(600, 600),
     "repeated": lambda: torch.ones(10, 1).repeat(60, 600),
     "single numbers": lambda: torch.eye(600),
+    "a diagonal": lambda: torch.diag_embed(torch.ones(600)),
     "a list": lambda: torch.stack([torch.ones(200)] * 1800),
 }
 
@@ -694,6 +695,23 @@ def test_what_no_plan_has_keeps_to_the_limit(name: str, before: int, way: str, m
         stats = lms.stats()
     assert stats.planned_steps >= 4
     assert stats.peak_resident_bytes <= stats.limit_bytes
+
+
+@pytest.mark.parametrize("way", AT_HAND)
+def test_what_grows_by_its_data_is_known_by_what_it_made(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can tell that before the first."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    with torch_lms.session(limit="4MB", min_size="4kB", device="cpu") as lms:
+        others = [torch.ones(10_000) for _ in range(90)]
+        for make in (
+            lambda: torch.bincount(torch.tensor([1]), minlength=400_000),
+            lambda: torch.ones(400).repeat_interleave(torch.full((400,), 500)),
+        ):
+            make()
+            lms.reset_stats()
+            make()
+            assert lms.stats().peak_resident_bytes <= lms.stats().limit_bytes
+    assert len(others) == 90
 
 
 @pytest.mark.parametrize("way", AT_HAND)

@@ -138,6 +138,20 @@ def test_tiles_that_end_within_a_group_of_channels() -> None:
         lms.validate()
 
 
+def test_the_smallest_pieces_exceed_the_limit_by_less_than_the_whole(ran: list[str]) -> None:
+    """One group of channels is an eighth of the argument, and more than the limit."""
+    x = torch.linspace(-1, 1, 16 * 8192).view(1, 16, 64, 128)
+    given = (None, None, 1, 16, 8192, 8, 1e-5)
+    expected = aten.native_group_norm(x, *given)
+    with torch_lms.session(limit=x.nbytes // 9, min_size=MIN_SIZE) as lms:
+        found = aten.native_group_norm(x, *given)
+        stats = lms.stats()
+        assert same_bits([value.clone() for value in found], list(expected))
+        lms.validate()
+    assert "native_group_norm" in ran
+    assert stats.peak_resident_bytes < 1.5 * x.nbytes  # which is there when it is cut
+
+
 def test_a_page_that_leaves_while_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no page afterwards. As one it was kept for good, for tiles that are copies of it."""
 

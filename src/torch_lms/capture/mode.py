@@ -202,6 +202,8 @@ class LmsMode(TorchDispatchMode):
         self, func: Any, info: OpInfo, pages: list[Entry], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
         """Whether an operation may run at once: on the fast path, or without pages, used or made."""
+        if info.grows:
+            return False  # what it makes is known by what it has made
         if not self._fast_path.is_open:
             return not pages and self._new_bytes(func, info, args, kwargs) < self._owner.min_size
         if self._needs_room(func, info, pages, args, kwargs):

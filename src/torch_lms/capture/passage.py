@@ -35,6 +35,7 @@ class Described(NamedTuple):
         searches: it chooses an algorithm by the memory that it finds free.
         is_repeatable: called again with the same, it gives the same bits.
         numbers_matter: the sizes of its results may depend on numbers among its arguments.
+        grows: these may be far larger than sizes and numbers among its arguments tell.
     """
 
     passage: Passage
@@ -46,14 +47,15 @@ class Described(NamedTuple):
     searches: bool
     is_repeatable: bool
     numbers_matter: bool
+    grows: bool
 
 
 def described(func: Any) -> Described:
     """What the native interposer must know of ``func``."""
     info = describe(func)
     writes = [position for position, _ in info.writes]
-    flags = info.empty, info.seeded, bool(info.list_args), info.searches, info.repeatable, info.numbers_matter
-    return Described(_passage(func, info), info.name, writes, *flags)
+    flags = info.empty, info.seeded, bool(info.list_args), info.searches, info.repeatable
+    return Described(_passage(func, info), info.name, writes, *flags, info.numbers_matter, info.grows)
 
 
 def _passage(func: Any, info: OpInfo) -> Passage:

@@ -94,6 +94,9 @@ _MADE_OF_OTHERS = frozenset(
 )
 """Composite operators that no list of PyTorch's vouches for, and whose kernels call other operators alone."""
 
+_GROWING = frozenset({"aten::bincount", "aten::repeat_interleave", "aten::diag_embed", "aten::_cdist_forward"})
+"""Operators whose results may be far larger than sizes and numbers among their arguments tell."""
+
 _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})
 """Operators that show a storage as another type."""
 
@@ -173,6 +176,11 @@ class OpInfo:
         each step.
         """
         return not (self.pointwise or self.list_args)
+
+    @property
+    def grows(self) -> bool:
+        """Whether its results may be far larger than sizes and numbers among its arguments tell."""
+        return self.packet in _GROWING
 
     @property
     def packet(self) -> str:

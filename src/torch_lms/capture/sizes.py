@@ -89,7 +89,7 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Bytes that an operation creates at most, told quickly by the sizes of its arguments. Mostly it is far less.
 
     Convolutions, products and broadcasting give what is largest one more dimension, of another argument. Lists of
-    numbers are sizes, or tell how often something is repeated. Single numbers without a tensor may be any size
+    numbers are sizes, or tell how often something is repeated. Where there are neither, single numbers may be any size
     (``eye``, ``arange``). 0 where a tensor does not tell its shape: lazy parameters, nested tensors.
     """
     if info.writes or not info.creates:
@@ -101,7 +101,7 @@ def most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     elements, listed, in_lists = 1, 1, 0
-    has_numbers = False
+    has_numbers = has_sizes = False
     shape: tuple[int, ...] = ()
     others: list[tuple[int, ...]] = []
     for value in (*args, *kwargs.values()):
@@ -114,10 +114,11 @@ def _most_new_bytes(info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any])
         elif type(value) is list and value and isinstance(value[0], torch.Tensor):
             in_lists += sum(tensor.numel() for tensor in value if isinstance(tensor, torch.Tensor))
         elif info.numbers_matter and type(value) is list and value and type(value[0]) is int:
+            has_sizes = True
             listed *= math.prod(max(1, number) for number in value if type(number) is int)
         elif info.numbers_matter and type(value) in (int, float):
             has_numbers = True
-    if has_numbers and not others:
+    if info.grows or (has_numbers and not has_sizes and not others):
         return sys.maxsize
     widest = max([1, *(size for other in others if other != shape for size in other)])
     return _MAX_ITEMSIZE * max(in_lists, elements * widest * listed)

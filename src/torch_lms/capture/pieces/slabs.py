@@ -25,6 +25,9 @@ _PARTS = (3, 2, 6, 4, 12, 8, 1)
 """Of what an operation may touch: how large pieces may be, the best first. The largest come last: beside a copy of what
 such a piece takes there may be no room."""
 
+_MAX_PARTS = 64
+"""Into which an operation is cut though none of them fits."""
+
 Bounds = tuple[int, ...]
 
 
@@ -45,7 +48,8 @@ def run(job: Job) -> Any:
 def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
     """Cuts whose pieces fit, and their bounds. First how good each is, smaller is better: how many arguments would be
     read once for each piece, since smaller tiles would be no pages; how many have to be cut anew; and into how many
-    parts: large pieces are copied together less often, and lead to other kernels less often.
+    parts: large pieces are copied together less often, and lead to other kernels less often. Where the smallest pieces
+    exceed the limit, these come last: they exceed it by less than the whole.
     """
     tensors = dict(tensors_of(job.given))
     for cut in cuts_of(job.info.packet, job.given):
@@ -57,6 +61,9 @@ def _ways(job: Job) -> Iterator[tuple[tuple[int, int, int], Cut, Bounds]]:
         uncut = [view for view, dim in in_tiles if len(view.bounds(dim)) <= 2]
         anew = sum(dim < 0 for _, dim in views) + len(uncut)
         step = math.lcm(cut.step, *(view.step(dim) for view, dim in in_tiles))
+        smallest = flowing * step // cut.extent
+        if job.most >= job.limit < held + smallest and 4 * held <= job.limit and 1 < cut.extent // step <= _MAX_PARTS:
+            yield (len(tensors) + 1, smallest, 0), cut, at_most(cut.extent, step, step)
         for rank, parts in enumerate(_PARTS):
             longest = job.most // parts * cut.extent // max(1, flowing)
             bounds = _bounds(cut, max(step, longest // step * step), step, in_tiles)

@@ -113,6 +113,7 @@ double most_new_bytes(const Operator& op, const c10::OperatorHandle& handle, con
   double listed = 1;
   double in_lists = 0;
   bool has_numbers = false;
+  bool has_sizes = false;
   const auto values = arguments_of(handle, stack);
   for (const auto& value : values) {
     if (value.isTensor() && value.toTensor().defined()) {
@@ -126,12 +127,13 @@ double most_new_bytes(const Operator& op, const c10::OperatorHandle& handle, con
     } else if (op.numbers_matter && (value.isInt() || value.isDouble())) {
       has_numbers = true;
     } else if (op.numbers_matter && value.isIntList()) {
+      has_sizes = true;
       for (const int64_t number : value.toIntVector()) {
         listed *= static_cast<double>(std::max(int64_t{1}, number));
       }
     }
   }
-  if (largest == nullptr && has_numbers) {
+  if (op.grows || (largest == nullptr && has_numbers && !has_sizes)) {
     return std::numeric_limits<double>::infinity();
   }
   int64_t widest = 1;

@@ -43,6 +43,7 @@ struct Operator {
   bool searches;               // it chooses an algorithm by the memory that it finds free
   bool is_repeatable;          // called again with the same, it gives the same bits
   bool numbers_matter;         // the sizes of its results may depend on numbers among its arguments
+  bool grows;                  // these may be far larger than sizes and numbers among its arguments tell
 
   bool can_begin_anew() const {  // after memory ran out, it gives what it would have given at first
     return writes.empty() && !is_seeded;

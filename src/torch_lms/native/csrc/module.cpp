@@ -131,11 +131,11 @@ class PythonOwner : public Owner {
   Operator describe(const c10::OperatorHandle& op) override {
     py::gil_scoped_acquire gil;
     const py::object told = call("describe", torch::detail::getTorchApiFunction(op));
-    auto [passage, name, writes, is_empty, is_seeded, takes_lists, searches, is_repeatable, numbers_matter] =
-        told.cast<std::tuple<int, std::string, std::vector<size_t>, bool, bool, bool, bool, bool, bool>>();
+    auto [passage, name, writes, is_empty, is_seeded, takes_lists, searches, is_repeatable, numbers_matter, grows] =
+        told.cast<std::tuple<int, std::string, std::vector<size_t>, bool, bool, bool, bool, bool, bool, bool>>();
     const int number = interposer().name(name);
     return {static_cast<Passage>(passage), number, std::move(writes), is_empty, is_seeded, takes_lists, searches,
-            is_repeatable, numbers_matter};
+            is_repeatable, numbers_matter, grows};
   }
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) override {
