@@ -138,6 +138,19 @@ def test_tiles_that_end_within_a_group_of_channels() -> None:
         lms.validate()
 
 
+@pytest.mark.parametrize("name", ["mul", "div"])
+def test_complex_numbers_by_broadcasting(name: str, ran: list[str]) -> None:
+    """As images by the sensitivities of coils. Kernels round single numbers in another way than full vectors."""
+    images, coils = (torch.view_as_complex(rand(*shape, 2)) for shape in ((2, 1, 32, 64), (2, 7, 32, 64)))
+    expected = getattr(aten, name)(images, coils)
+    with torch_lms.session(limit=int(1.4 * expected.nbytes), min_size=MIN_SIZE) as lms:
+        found = getattr(aten, name)(images, coils)
+        lms.validate()
+        assert lms.stats().peak_resident_bytes <= lms.stats().limit_bytes
+        assert same_bits(found.clone(), expected)
+    assert name in ran
+
+
 def test_the_smallest_pieces_exceed_the_limit_by_less_than_the_whole(ran: list[str]) -> None:
     """One group of channels is an eighth of the argument, and more than the limit."""
     x = torch.linspace(-1, 1, 16 * 8192).view(1, 16, 64, 128)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -179,18 +180,42 @@ def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Te
     whole = torch.empty_strided(target.shape, target.stride(), device="meta")
     pieces = [part(whole, region) for region in regions_of(grid)]
     are_alike = all(_layout(like) == _layout(target) for like in likes.values())
+
+    def is_proven() -> bool:
+        are_full = _are_full_vectors(whole, pieces) if are_alike else _are_full_rows(likes.values(), whole, pieces)
+        return job.device.type == "cpu" and are_full and _is_proven(job, grid, tensors)
+
     is_free_of_place = proof.is_free_of_place
     if not job.holds(f"layout of {key}", 0, lambda: proof.is_free_of_layout(job.func, given)):
         are_contiguous = {each.is_contiguous() and each.numel() > 1 for each in (whole, *pieces)}
-        if not are_alike or not has_order(whole, order_of(whole)) or len(are_contiguous) > 1:
+        if not are_alike:
+            return is_proven()
+        if not has_order(whole, order_of(whole)) or len(are_contiguous) > 1:
             return False
         if are_contiguous == {False}:
             key, is_free_of_place = f"columns of {key}", proof.is_free_of_place_in_columns
     if job.holds(key, 0, lambda: is_free_of_place(job.func, given)):
         return True
-    return (
-        job.device.type == "cpu" and are_alike and _are_full_vectors(whole, pieces) and _is_proven(job, grid, tensors)
+    return is_proven()
+
+
+def _are_full_rows(likes: Iterable[torch.Tensor], whole: torch.Tensor, pieces: list[torch.Tensor]) -> bool:
+    """Whether arguments are broadcast along leading dimensions alone, and what is behind these is treated in full
+    vectors, when ``whole`` is and when ``pieces`` are.
+    """
+    first = max(_first_of_row(like, whole) for like in likes)
+    return all(
+        each.is_contiguous() and proof.is_aligned(each.numel()) and math.prod(each.shape[first:]) % proof.ALIGNED == 0
+        for each in (whole, *pieces)
     )
+
+
+def _first_of_row(like: torch.Tensor, whole: torch.Tensor) -> int:
+    """The dimension from which on ``like`` lies in memory as ``whole``, which is contiguous."""
+    for dim in range(1, like.dim() + 1):
+        if like.shape[-dim] != whole.shape[-dim] or like.stride(-dim) != whole.stride(-dim):
+            return whole.dim() - dim + 1
+    return whole.dim() - like.dim()
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
