@@ -175,7 +175,7 @@ class OpInfo:
         """Whether the sizes of its results may depend on numbers among its arguments. Those of an optimizer change with
         each step.
         """
-        return not (self.pointwise or self.list_args)
+        return not (self.pointwise or self.list_args or self.packet == "aten::scalar_tensor")
 
     @property
     def grows(self) -> bool:

@@ -933,7 +933,7 @@ Entrance Interposer::follow(
 bool Interposer::creates_no_more(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
   const int64_t beside = promised_beside(self);
-  const int64_t most = std::max(self.promised, following.room(beside));
+  const int64_t most = std::max({self.promised, following.room(beside), settings.min_size - 1});  // no page is smaller
   if (most_new_bytes(op, handle, stack) <= static_cast<double>(most)) {
     return true;
   }
