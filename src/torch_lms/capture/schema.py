@@ -144,6 +144,8 @@ class OpInfo:
         repeatable: called again with the same, it gives the same bits.
         searches: it chooses an algorithm by the memory that it finds free (N28).
         is_simple: nothing need be known of its tensors but which storages they are views of.
+        numbers_matter: the sizes of its results may depend on numbers among its arguments.
+        grows: these may be far larger than sizes and numbers among its arguments tell.
     """
 
     name: str
@@ -165,22 +167,16 @@ class OpInfo:
     repeatable: bool
     searches: bool
     is_simple: bool = field(init=False)
+    numbers_matter: bool = field(init=False)
+    grows: bool = field(init=False)
 
     def __post_init__(self) -> None:
         is_simple = not (self.opaque or self.keeps or self.keeps_results or self.has_object)
         object.__setattr__(self, "is_simple", is_simple)
-
-    @property
-    def numbers_matter(self) -> bool:
-        """Whether the sizes of its results may depend on numbers among its arguments. Those of an optimizer change with
-        each step.
-        """
-        return not (self.pointwise or self.list_args or self.packet == "aten::scalar_tensor")
-
-    @property
-    def grows(self) -> bool:
-        """Whether its results may be far larger than sizes and numbers among its arguments tell."""
-        return self.packet in _GROWING
+        # Those of an optimizer change with each step.
+        numbers_matter = not (self.pointwise or self.list_args or self.packet == "aten::scalar_tensor")
+        object.__setattr__(self, "numbers_matter", numbers_matter)
+        object.__setattr__(self, "grows", self.packet in _GROWING)
 
     @property
     def packet(self) -> str:

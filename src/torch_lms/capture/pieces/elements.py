@@ -194,9 +194,7 @@ def _gives_the_same(job: Job, tensors: dict[str, torch.Tensor], target: torch.Te
             return False
         if are_contiguous == {False}:
             key, is_free_of_place = f"columns of {key}", proof.is_free_of_place_in_columns
-    if job.holds(key, 0, lambda: is_free_of_place(job.func, given)):
-        return True
-    return is_proven()
+    return job.holds(key, 0, lambda: is_free_of_place(job.func, given)) or is_proven()
 
 
 def _are_full_rows(likes: Iterable[torch.Tensor], whole: torch.Tensor, pieces: list[torch.Tensor]) -> bool:

@@ -573,9 +573,9 @@ void Interposer::run_plain(
   std::vector<c10::IValue> arguments;
   std::optional<Undo> undo;  // where it is needed: room is short only while a plan is followed, or at the brim
   bool can_begin_anew = op.can_begin_anew();
-  const bool is_expected = self.position >= 0 || self.is_expected || op.is_seeded;
-  const bool is_planned = (self.epoch != 0 || self.must_end) && is_expected;
-  if (!can_begin_anew && (is_planned || self.is_asked)) {
+  const bool follows = self.epoch != 0 || self.must_end;
+  const bool is_needed = self.is_asked || (follows && (self.position >= 0 || self.is_expected || op.is_seeded));
+  if (!can_begin_anew && is_needed) {
     undo.emplace(settings.device_type, below_);
     can_begin_anew = self.wrote.empty() && undo->note(op.writes, op.is_seeded, given);
   }
@@ -673,18 +673,16 @@ Entrance Interposer::enter(
   if (is_following) {
     entrance = asides.contains(self.thread) ? Entrance::python : follow(op, handle, stack, self);
   } else if (!is_open) {  // Python has it, and it is learned what it creates
-    self.is_asked = true;
-    self.signature = signature_of(op, handle, stack);
+    ask(op, handle, stack, self);
     return Entrance::python;
   } else if (!fills_limit()) {
     entrance = may_be_large(self.found) ? Entrance::python : Entrance::passes;
   } else if (
       may_be_large(self.found) || pages.is_at_brim(running_beside(self)) ||
       pages.may_exceed(most_new_bytes(op, handle, stack))) {
-    self.is_asked = true;
-    self.signature = signature_of(op, handle, stack);
+    const int64_t* known = ask(op, handle, stack, self);
     note_writes(op, handle, stack, self);
-    entrance = has_room(self) ? Entrance::passes : Entrance::python;
+    entrance = known != nullptr && has_room(self, *known) ? Entrance::passes : Entrance::python;
   }
   if (entrance != Entrance::python) {
     entered += !self.pages.empty();
@@ -704,13 +702,18 @@ bool Interposer::may_be_large(const std::vector<Page*>& used) {
   return nbytes_of(used) * settings.large >= limit_for(used);
 }
 
-// Whether it is known what the operation creates, and it fits: by itself, and beside all that is there.
-bool Interposer::has_room(Running& self) {
+// The bytes that operations like this one have created; null if there was none. What it creates will be learned.
+const int64_t* Interposer::ask(
+    const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
+  self.is_asked = true;
+  self.signature = signature_of(op, handle, stack);
   const auto known = created_.find(self.signature);
-  if (known == created_.end()) {
-    return false;
-  }
-  self.promised = known->second;
+  return known == created_.end() ? nullptr : &known->second;
+}
+
+// Whether what the operation creates fits: by itself, and beside all that is there.
+bool Interposer::has_room(Running& self, int64_t new_bytes) {
+  self.promised = new_bytes;
   return nbytes_of(self.found) + self.promised <= limit_for(self.found) &&
       pages.has_room(self.promised + promised_beside(self));
 }
@@ -898,12 +901,10 @@ Entrance Interposer::follow(
     }
     self.is_captured = next->is_captured;
     self.promised = next->new_bytes;
+    moves = moves || next->moves || !following.has_room(*next, promised_beside(self));
   }
   if (is_planned && !creates_no_more(op, handle, stack, self)) {
     return Entrance::python;
-  }
-  if (is_next) {
-    moves = moves || next->moves || !following.has_room(*next, promised_beside(self));
   }
   if ((moves || self.is_captured) && self.found.empty() && is_planned) {
     return Entrance::python;  // nobody knows whether it creates anything
@@ -937,16 +938,11 @@ bool Interposer::creates_no_more(
   if (most_new_bytes(op, handle, stack) <= static_cast<double>(most)) {
     return true;
   }
-  self.is_asked = true;
-  self.signature = signature_of(op, handle, stack);
-  const auto known = created_.find(self.signature);
-  if (known == created_.end()) {
-    return false;
+  const int64_t* known = ask(op, handle, stack, self);
+  if (known == nullptr || *known <= self.promised) {
+    return known != nullptr;
   }
-  if (known->second <= self.promised) {
-    return true;
-  }
-  self.promised = known->second;
+  self.promised = *known;
   return following.has_room(self.promised + beside);
 }
 
@@ -963,10 +959,8 @@ void Interposer::note_begin(Running& self) {
 // Without a plan: the operation is the next. Whether it may pass, and it is known what it creates.
 bool Interposer::expect(
     const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self) {
-  self.is_asked = true;
-  self.signature = signature_of(op, handle, stack);
-  const auto known = created_.find(self.signature);
-  if (known == created_.end() || following.is_outlook_over()) {
+  const int64_t* known = ask(op, handle, stack, self);
+  if (known == nullptr || following.is_outlook_over()) {
     return false;
   }
   bool is_repeatable = op.is_repeatable;
@@ -975,7 +969,7 @@ bool Interposer::expect(
     is_repeatable = its.are_bare && its.small_bytes <= most_small_bytes;
   }
   self.unplanned = PlannedOp{
-      .name = op.name, .new_bytes = known->second, .is_simple = true, .is_repeatable = is_repeatable};
+      .name = op.name, .new_bytes = *known, .is_simple = true, .is_repeatable = is_repeatable};
   following.expect(*self.unplanned);
   return true;
 }

@@ -253,7 +253,9 @@ class Interposer {
   }
   int64_t limit_for(const std::vector<Page*>& used);
   bool may_be_large(const std::vector<Page*>& used);
-  bool has_room(Running& self);
+  const int64_t* ask(
+      const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);
+  bool has_room(Running& self, int64_t new_bytes);
   void learn(size_t signature, int64_t nbytes);
   bool creates_no_more(
       const Operator& op, const c10::OperatorHandle& handle, const torch::jit::Stack& stack, Running& self);

@@ -494,10 +494,11 @@ class Lanes {
   Mark record(StreamId id) {
     const auto turn = my_turn();
     const Mark now = record(stream(id));
-    for (const bool is_up : {false, true}) {
-      if (id == (is_up ? in_ : out_).id()) {
-        pythons_[is_up] = now;
-      }
+    if (id == out_.id()) {
+      pythons_[false] = now;
+    }
+    if (id == in_.id()) {
+      pythons_[true] = now;
     }
     return now;
   }
