@@ -13,11 +13,15 @@ from torch.autograd import Variable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_lms.capture.optimizer_runs import OptimizerRuns
+from torch_lms.runtime.backward_passes import BackwardPasses
 from torch_lms.runtime.foreign import ForeignOptimizers, Suspect, state_of
 from torch_lms.runtime.keras_hooks import KerasHooks
 
 _NO_PASS = -1
 """PyTorch's number of the backward pass where there is none."""
+
+_PATIENCE = 8
+"""So many rounds of a forward and a backward pass without the step of an optimizer, and each of them is a step."""
 
 _STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
 """What PyTorch runs for the step of any optimizer: its own around it, hooks included."""
@@ -30,6 +34,10 @@ class StepHooks:
     its superclass or of an optimizer that it has, ends none. Optimizers that step in a backward pass, one for each
     parameter, make one step together: that ends with the pass. So do modules of which several are called in turns, as
     layers that no other module holds together: that ends where one of them is called again.
+
+    Programs that have no optimizer, as those that update by hand or only ask for gradients, go in rounds: a module's
+    forward, and a backward pass. When there were several, each is a step, which ends where the next forward begins. An
+    optimizer that steps all the same has accumulated gradients: from then on, twice as many rounds are waited for.
 
     Args:
         step: called at each boundary.
@@ -51,11 +59,15 @@ class StepHooks:
         self._runs = OptimizerRuns(limit_of)
         self._foreign = ForeignOptimizers(suspect)
         self._keras = KerasHooks(step, adopt)
+        self._passes = BackwardPasses(self._after_pass)
         self._handles: list[Any] = []
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ends_with = _NO_PASS  # that a step ends with
         self._called: set[int] = set()  # modules, in this step, which did not end with them
         self._called_before: set[int] | None = None  # the same, in the last step in which any was
+        self._is_passed = False  # a backward pass ended in this round
+        self._rounds = 0  # since an optimizer stepped, or the program said that a step ended
+        self._patience = _PATIENCE
 
     def install(self) -> None:
         """Register the hooks."""
@@ -68,6 +80,7 @@ class StepHooks:
         self._load = Optimizer.load_state_dict
         Optimizer.load_state_dict = self._adopting(self._load)  # type: ignore[method-assign]
         self._keras.install()
+        self._passes.install()
 
     def uninstall(self) -> None:
         """Remove them."""
@@ -77,11 +90,13 @@ class StepHooks:
         torch.nn.Module.__call__ = self._call  # type: ignore[method-assign]
         Optimizer.load_state_dict = self._load  # type: ignore[method-assign]
         self._keras.uninstall()
+        self._passes.uninstall()
 
     def step_ended(self) -> None:
         """A step ended, whoever has said so."""
         if self._called:
             self._called_before, self._called = self._called, set()
+        self._is_passed, self._rounds = False, 0
 
     def settle(self) -> None:
         """Let go of what a failed step of an optimizer holds."""
@@ -120,6 +135,7 @@ class StepHooks:
         if _is_within_another():
             return
         self._foreign.ends()
+        self._patience = max(self._patience, 2 * self._rounds)
         backward = torch._C._current_graph_task_id()
         if backward == _NO_PASS:
             self._step()
@@ -164,9 +180,23 @@ class StepHooks:
         if module not in self._known:
             self._known.add(module)
             self._adopt(list(module.parameters()))
-        if id(module) in self._called and not torch.is_grad_enabled() and not _is_in_autograd():
-            self._step()
+        if not torch.is_grad_enabled():
+            if id(module) in self._called and not _is_in_autograd():
+                self._step()
+        elif self._is_passed and not _is_in_autograd() and _has_parameters(module):
+            self._round_ended()
         return self._uses()
+
+    def _after_pass(self) -> None:
+        self._is_passed = True
+
+    def _round_ended(self) -> None:
+        self._is_passed = False
+        self._rounds += 1
+        if self._rounds >= self._patience:
+            rounds = self._rounds
+            self._step()
+            self._rounds = rounds
 
     def _after_module(self, module: torch.nn.Module, uses_before: int) -> None:
         if not torch.is_grad_enabled() and self._is_step(module, uses_before):

@@ -1,0 +1,120 @@
+"""Programs that have no optimizer, in rounds of a forward and a backward pass (N14)."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import torch_lms
+
+LAYERS = 6
+PAGE = 16 * 1024
+LIMIT = 2 * LAYERS * PAGE
+ROUNDS = 16
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()) for _ in range(LAYERS)))
+
+
+def updates_by_hand(rounds: int) -> list[torch.Tensor]:
+    model = network()
+    for _ in range(rounds):
+        model(torch.ones(64, 64)).square().mean().backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+    return [weight.detach().clone() for weight in model.parameters()]
+
+
+def functional_derivatives(rounds: int) -> list[torch.Tensor]:
+    model = network()
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, torch.ones(64, 64)).square().mean()
+
+    for _ in range(rounds):
+        gradients = torch.func.grad(loss)(weights)
+        weights = {name: weight - 0.1 * gradients[name] for name, weight in weights.items()}
+    return list(weights.values())
+
+
+def saliency(rounds: int) -> list[torch.Tensor]:
+    model, found = network(), []
+    for number in range(rounds):
+        image = torch.full((64, 64), 0.1 * number, requires_grad=True)
+        found += torch.autograd.grad(model(image).square().mean(), image)
+    return [image[:2].clone() for image in found]
+
+
+def gradient_penalty(rounds: int) -> list[torch.Tensor]:
+    """Two backward passes a round, the first of which is differentiated."""
+    model = network()
+    for _ in range(rounds):
+        image = torch.ones(64, 64, requires_grad=True)
+        loss = model(image).square().mean()
+        (slope,) = torch.autograd.grad(loss, image, create_graph=True)
+        (loss + slope.square().sum()).backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+    return [weight.detach().clone() for weight in model.parameters()]
+
+
+@pytest.mark.parametrize("program", [updates_by_hand, functional_derivatives, saliency, gradient_penalty])
+def test_each_round_is_a_step_and_is_planned(
+    program: Callable[[int], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_LMS_PLANNING", "at-once")
+    expected = program(ROUNDS)
+
+    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+        seen = program(ROUNDS)
+        stats = lms.stats()
+
+    assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+    assert stats.steps == ROUNDS - 8  # the first ends where the ninth round begins; the last has not ended
+    assert stats.planned_steps >= stats.steps // 2
+    assert stats.demand_bytes > LIMIT
+    assert stats.peak_resident_bytes <= LIMIT
+
+
+@pytest.mark.parametrize("passes", [4, 8, 20])
+def test_gradients_that_accumulate_are_of_one_step(passes: int) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+        steps = []
+        for _ in range(3):
+            for _ in range(passes):
+                model(torch.ones(64, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps.append(lms.stats().steps)
+
+    assert steps == [steps[0], steps[0] + 1, steps[0] + 2]
+    assert steps[0] == 1 + max(0, passes - 8)  # before the first, nobody knows that there is an optimizer
+
+
+def test_what_the_program_says_of_its_steps_holds() -> None:
+    model = network()
+
+    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+        for number in range(1, 40):
+            model(torch.ones(64, 64)).square().mean().backward()
+            if number % 5 == 0:
+                torch_lms.step()
+        assert lms.stats().steps == 7
+
+
+def test_the_engine_of_backward_passes_is_pytorchs_own_after_a_session() -> None:
+    before = torch.autograd.Variable._execution_engine
+    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu"):
+        assert torch.autograd.Variable._execution_engine is not before
+    assert torch.autograd.Variable._execution_engine is before
