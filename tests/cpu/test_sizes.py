@@ -18,8 +18,7 @@ from torch_lms.capture.tensors import tensors_among
 MIB = 1 << 20
 
 NOT_TOLD = {
-    *("nonzero", "masked_select", "_unique", "_unique2", "unique_consecutive", "unique_dim", "bincount"),
-    *("index", "repeat_interleave", "linalg_lstsq", "geqrf", "mm", "sum"),
+    *("bincount", "repeat_interleave", "linalg_lstsq", "geqrf", "mm", "sum"),
     *("histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors"),
     *("multi_margin_loss_backward", "multilabel_margin_loss_backward", "fractional_max_pool3d_backward"),
     *("_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward", "_embedding_bag"),

@@ -290,7 +290,7 @@ class LmsMode(TorchDispatchMode):
             result = self.large.run(func, info, args, kwargs, limit)
         if result is NOT_CUT:
             result = self._execute(op)
-        if info.creates and not info.collective and (made := self._made(op, result)) > op.new_bytes:
+        if info.creates and not info.collective and (made := self._made(op, result)) != op.new_bytes:
             self._sizes.learn(func, info, args, kwargs, made)
         return result
 

@@ -94,7 +94,13 @@ _MADE_OF_OTHERS = frozenset(
 )
 """Composite operators that no list of PyTorch's vouches for, and whose kernels call other operators alone."""
 
-_GROWING = frozenset({"aten::bincount", "aten::repeat_interleave", "aten::diag_embed", "aten::_cdist_forward"})
+_GROWING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("bincount", "repeat_interleave", "diag_embed", "block_diag", "_cdist_forward"),
+        *("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
+    )
+)
 """Operators whose results may be far larger than sizes and numbers among their arguments tell."""
 
 _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})

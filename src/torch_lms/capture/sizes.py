@@ -30,9 +30,6 @@ _HARMLESS = (int, float, complex, str, type(None), torch.dtype, torch.device, to
 _FREQUENT = frozenset((*_HARMLESS, bool))
 _NUMBERS = frozenset((int, float, complex))
 
-_DATA_DEPENDENT = frozenset({"aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::unique_dim"})
-
-
 IsPage = Callable[[OpInfo, torch.dtype, int], bool]
 """Whether an operator's result of this type, in a storage of so many bytes, may be a page."""
 
@@ -57,7 +54,8 @@ class Sizes:
         self._known.clear()
 
     def new_bytes(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Bytes of the storages that ``func`` will create; 0 where that is not known beforehand.
+        """Bytes of the storages that ``func`` will create; 0 where that is not known beforehand. Where it depends on
+        numbers, as what a mask selects, it is the most that it may be, and then the most that it was.
 
         An operator of an unknown library is asked if it has a kernel for tensors without bytes (``register_fake``).
         Nothing else of the user's runs for that: what others make is learned from what they made.
@@ -71,13 +69,15 @@ class Sizes:
             return _infer(func, info, args, kwargs, self._is_page)
         if known is None:
             known = _infer(func, info, args, kwargs, self._is_page)
-            self._remember(key, known)
+            if not selects(info, args):
+                self._remember(key, known)
         return known
 
     def learn(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
-        """Expect ``nbytes`` from now on: ``func`` has created them, more than was known."""
+        """Expect ``nbytes`` from now on, at least: ``func`` has created them."""
         with suppress(*_NO_KEY):
-            self._remember(_key(func, info, args, kwargs), nbytes)
+            key = _key(func, info, args, kwargs)
+            self._remember(key, max(nbytes, self._known.get(key, 0)))
 
     def _remember(self, key: Any, nbytes: int) -> None:
         if len(self._known) >= _MAX_SIGNATURES:
@@ -195,7 +195,7 @@ def on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _infer(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], is_page: IsPage) -> int:
-    if info.name in _DATA_DEPENDENT or (info.opaque and not _has_meta_kernel(func)):
+    if info.opaque and not _has_meta_kernel(func):
         return 0
     with Undispatched():  # modes below ours must not see it
         try:
@@ -216,7 +216,8 @@ def _infer_on_meta(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[
         meta_kwargs["device"] = torch.device("meta")
     elif not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((args, kwargs))):
         return 0  # it would run in earnest
-    results = dry_run(func, info, meta_args, meta_kwargs)
+    make = all_selected if selects(info, args) else dry_run
+    results = make(func, info, meta_args, meta_kwargs)
     given = _storages((meta_args, meta_kwargs))
     made = _storages(results)
     nbytes = 0
@@ -241,6 +242,47 @@ def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return None
     return value
+
+
+# -- what depends on numbers -------------------------------------------------------------------------------------------
+
+_SELECTING = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("nonzero", "masked_select"),
+        *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
+    )
+)
+
+
+def selects(info: OpInfo, args: tuple[Any, ...]) -> bool:
+    """Whether the sizes of its results depend on numbers, and the sizes of its arguments bound them."""
+    if info.packet == "aten::index" and len(args) > 1:
+        return any(tensor is not None and tensor.dtype in _MASKS for tensor in args[1])
+    return info.packet in _SELECTING
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def all_selected(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``func`` would give on the meta device if it selected all, or all were different."""
+    given = args[0]
+    if info.packet == "aten::index":
+        return func(given, [place for index in args[1] for place in _places(index)])
+    if info.packet == "aten::nonzero":
+        return given.new_empty((given.numel(), given.dim()), dtype=torch.long)
+    if info.packet == "aten::masked_select":
+        return given.new_empty(torch.broadcast_shapes(given.shape, args[1].shape))
+    numbers = torch.empty((given.numel(),), dtype=torch.long, device="meta")
+    return given.new_empty(given.shape), numbers, torch.empty_like(numbers)
+
+
+def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """``index``; where it is a mask, the positions along each of its dimensions that it stands for."""
+    if index is None or index.dtype not in _MASKS:
+        return [index]
+    return [torch.empty((index.numel(),), dtype=torch.long, device="meta") for _ in index.shape]
 
 
 # -- what PyTorch's meta kernels do not tell -------------------------------------------------------------------------
