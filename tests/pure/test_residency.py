@@ -217,7 +217,7 @@ def test_only_a_resident_page_without_lower_copy_is_resized(book: Book, state: S
 # -- validate --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", ["device", "live", "host", "disk"])
+@pytest.mark.parametrize("entry", ["device", "held", "live", "host", "disk"])
 def test_validate_finds_a_wrong_ledger(entry: str) -> None:
     book = Book()
     page_in(book, State.CLEAN)

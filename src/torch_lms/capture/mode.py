@@ -66,6 +66,7 @@ class LmsMode(TorchDispatchMode):
         tiles: which tensors are in tiles.
         pieces: runs operations in pieces.
         large: knows how operations are run that need more than the limit by themselves.
+        operator: of the program's, that ran here last.
     """
 
     supports_higher_order_operators = True
@@ -78,6 +79,7 @@ class LmsMode(TorchDispatchMode):
         proofs: Proofs | None = None,
     ) -> None:
         super().__init__()
+        self.operator = ""
         self._owner = owner
         self._fast_path = owner.fast_path
         self._find = owner.find
@@ -141,12 +143,17 @@ class LmsMode(TorchDispatchMode):
                 if pages:
                     self._fast_path.exit(pages, wrote=bool(info.writes))
         elif seen > 0 and not (info.composite or info.view):
+            self._tell_of(info)
             return self._run_on(func, info, list(dict.fromkeys(pages)), args, kwargs)
         tensors = tensors_among(values)
         if all(map(is_plain, tensors)):
             return self._run(func, tensors, args, kwargs)
         with no_torch_function():
             return self._run(func, tensors, args, kwargs)
+
+    def _tell_of(self, info: OpInfo) -> None:
+        if not self.tiles.is_working:
+            self.operator = info.name
 
     def _is_watching(self) -> bool:
         """Whether this thread's operations are seen now."""
@@ -241,6 +248,7 @@ class LmsMode(TorchDispatchMode):
 
     def _run(self, func: Any, tensors: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         info = describe(func)
+        self._tell_of(info)
         if info.opaque:
             tensors = tensors_within((args, kwargs))
         if info.composite and is_strided((*args, *kwargs.values())):

@@ -47,6 +47,9 @@ _TRIED_AGAIN_AFTER = 1024
 _RESERVE = 1 / 8
 """Of the limit, left where operations pass of which nobody asks in advance what they create."""
 
+_MIN_SHARE_FOR_ONE_OP = 1 / 4
+"""Of the limit, that an operation may touch whatever else cannot leave."""
+
 _SHORTEST_STALL_S = 50e-6
 """Shorter ones are what the bookkeeping takes."""
 
@@ -265,6 +268,17 @@ class Engine:
     def needs_writes(self) -> bool:
         """Whether ``op_begins`` must list what the operation may write."""
         return bool(self.pager.recipes)
+
+    def room_for_one_op(self, pages: tuple[PageId, ...]) -> int:
+        """Bytes that an operation on ``pages`` may touch: what else there is may leave, unless it is held. Where little
+        is left beside that, the limit is exceeded rather than all operations made tiny.
+        """
+        limit, held = self.pager.limit, self.pager.book.ledger.held
+        if not held:
+            return limit
+        known = filter(None, map(self.pager.book.get, pages))
+        own = sum(page.nbytes for page in known if page.is_held)
+        return max(limit - held + own, int(_MIN_SHARE_FOR_ONE_OP * limit))
 
     def op_begins(
         self, op: Operation, pages: tuple[PageId, ...], new_bytes: int, writes: tuple[PageId, ...] = ()

@@ -103,7 +103,7 @@ class Eviction:
         refused.clear()  # whoever tries again may have mended it
         why = f". The last attempt failed: {failures[-1]}" if failures else ""
         tiers = ", ".join(
-            f"{tier.value} holds {format_bytes(self._book.ledger.held(tier))} of at most {format_bytes(capacity)}"
+            f"{tier.value} holds {format_bytes(self._book.ledger.below(tier))} of at most {format_bytes(capacity)}"
             for tier, capacity in self._transfers.tiers.items()
         )
         return StoreFullError(

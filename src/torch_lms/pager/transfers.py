@@ -59,9 +59,9 @@ class Transfers:
         for tier, capacity in self.tiers.items():
             if (page.id, tier) in self.refused:
                 continue
-            if ledger.held(tier) + page.nbytes > capacity:
-                yield from self.discard(self._superfluous(tier, ledger.held(tier) + page.nbytes - capacity))
-            if ledger.held(tier) + page.nbytes > capacity:
+            if ledger.below(tier) + page.nbytes > capacity:
+                yield from self.discard(self._superfluous(tier, ledger.below(tier) + page.nbytes - capacity))
+            if ledger.below(tier) + page.nbytes > capacity:
                 continue
             self._book.apply(page, Trigger.START_EVICT, tier)
             try:

@@ -14,6 +14,7 @@ class Ledger:
 
     Attributes:
         device: occupied on the device by pages, those under way included.
+        held: on the device, or on its way there, by pages that cannot leave now: pinned, or unpageable.
         live: of all living pages, wherever they are: what the device would hold without paging.
         host, disk: occupied in the lower tiers.
         file: of pages that are in the files from which they were loaded.
@@ -21,6 +22,7 @@ class Ledger:
     """
 
     device: int = 0
+    held: int = 0
     live: int = 0
     host: int = 0
     disk: int = 0
@@ -55,7 +57,7 @@ class Ledger:
         self.device -= nbytes
         self.live -= nbytes
 
-    def held(self, tier: Tier) -> int:
+    def below(self, tier: Tier) -> int:
         """Bytes in a lower tier."""
         if tier is Tier.HOST:
             return self.host
@@ -117,6 +119,7 @@ class Book:
             self.dirty[page_id] = page
         else:
             self.moved.add(page_id)
+            self.ledger.held += nbytes
         if is_found:
             self.ledger.add_found(nbytes)
         else:
@@ -176,12 +179,16 @@ class Book:
         if page.state is not State.RESIDENT:
             raise InvalidTransition(f"{page.story}: resized while '{page.state.value}'")
         self.ledger.add(nbytes - page.nbytes)
+        if page.is_held:
+            self.ledger.held += nbytes - page.nbytes
         page.nbytes = nbytes
 
     def make_unpageable(self, page: Page, reason: str) -> None:
         """``page`` stays on the device from now on, for ``reason`` unless it had one already."""
         self.withdraw(page)
         self.moved.add(page.id)
+        if not page.is_held:
+            self.ledger.held += page.nbytes
         page.unpageable = page.unpageable or reason
 
     def _count(self, page: Page, before: State, state: State) -> None:
@@ -198,6 +205,8 @@ class Book:
             ledger.file += lower
         if state is State.DEAD:
             ledger.live -= page.nbytes
+            if page.is_held:
+                ledger.held -= page.nbytes
         if device > 0:
             ledger.note_peak_device()
 
@@ -208,6 +217,8 @@ class Book:
         unready = []
         for page_id in pages:
             page = self._pages[page_id]
+            if not page.is_held:
+                self.ledger.held += page.nbytes
             page.pins += 1
             self.moved.add(page_id)
             candidates = self._candidates.get(page.state)
@@ -229,6 +240,8 @@ class Book:
                 if not page.pins:
                     self.moved.add(page_id)
                     self.offer(page)
+                    if not page.unpageable:
+                        self.ledger.held -= page.nbytes
 
     def write(self, pages: Iterable[PageId]) -> list[tuple[PageId, Tier]]:
         """``pages`` were written. The lower copies, of these pages, that are worth nothing now."""
@@ -298,15 +311,17 @@ class Book:
         Raises:
             InvariantError: the first that does not hold.
         """
+        for page in self:
+            self._validate_page(page)
+        self._validate_candidates()
         device = sum(p.nbytes for p in self if p.state.on_device)
         live = sum(p.nbytes for p in self)
         lower = {t: sum(p.nbytes for p in self if p.state.in_lower_tier and p.tier is t) for t in Tier}
         ledger = self.ledger
-        if (device, live, lower) != (ledger.device, ledger.live, {tier: ledger.held(tier) for tier in Tier}):
-            raise InvariantError(f"the ledger says {ledger}, its pages {device=} {live=} {lower=}")
-        for page in self:
-            self._validate_page(page)
-        self._validate_candidates()
+        held = sum(p.nbytes for p in self if p.is_held)
+        told = ledger.device, ledger.held, ledger.live, {tier: ledger.below(tier) for tier in Tier}
+        if told != (device, held, live, lower):
+            raise InvariantError(f"the ledger says {ledger}, its pages {device=} {held=} {live=} {lower=}")
 
     def _validate_page(self, page: Page) -> None:
         if page.pins < 0:

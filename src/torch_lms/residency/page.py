@@ -50,6 +50,11 @@ class Page:
     writes: int = 0
     _story: deque[str] | None = field(default=None, repr=False)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it cannot leave the device now."""
+        return bool(self.pins or self.unpageable)
+
     def remember(self, what: str) -> None:
         """Add a line to the story that an error about this page tells."""
         if self._story is None:  # most pages are born and die, and nothing else

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -59,6 +59,13 @@ class _Unobserved:
         self._no_modes.__exit__(kind, error, at)
 
 
+class Excess(NamedTuple):
+    """By how many bytes pages exceeded the limit, and what operator of the program's ran then."""
+
+    nbytes: int = 0
+    operator: str = ""
+
+
 class DeviceBackend:
     """Knows which storage is which page of one device, and has an executor move their bytes (see ``engine.Backend``).
 
@@ -70,6 +77,7 @@ class DeviceBackend:
     Attributes:
         engine: of the device; ``new_backend`` sets it.
         plans: that it follows; None if the policy makes none.
+        excess: the largest since counting began.
         allocator: PyTorch's own of the device; None where it tells nothing, as for the CPU.
     """
 
@@ -83,6 +91,7 @@ class DeviceBackend:
         self.recomputer = recomputer
         self.tiers = executor.tiers
         self.allocator = Allocator(device) if tells_memory(device) else None
+        self.excess = Excess()
         self.landed = executor.landed
         if not executor.has_streams:
             self.mark = executor.clock.mark  # type: ignore[method-assign]  # asked for every operation: a frame less
@@ -95,6 +104,21 @@ class DeviceBackend:
         """``entry`` is a page of this device from now on: see ``Engine.created``."""
         self._entries[entry.page] = entry
         self.engine.created(entry.page, entry.nbytes, unpageable, is_found=is_found)
+
+    def note_excess(self, operator: str) -> None:
+        """``operator`` ends, and what it made is here."""
+        pager = self.engine.pager
+        nbytes = pager.book.ledger.device - pager.limit
+        if nbytes > self.excess.nbytes:
+            self.excess = Excess(nbytes, operator.split(".")[0])
+
+    def reset_counts(self) -> None:
+        """Start counting anew."""
+        self.excess = Excess()
+        self.engine.reset_counts()
+        self.executor.stall_s = 0.0
+        if self.plans is not None:
+            self.plans.reset_counts()
 
     def found_in_file(self, entry: Entry, file: LoadedFile, offset: int) -> None:
         """``entry``, which has just been added, was loaded from ``file``, and is there from ``offset`` on."""

@@ -19,6 +19,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
     counters = [engine.pager.counters for engine in engines]
     ledgers = [engine.pager.book.ledger for engine in engines]
     plans = [backend.plans for backend in backends if backend.plans is not None]
+    excess = max(backend.excess for backend in backends)
     recoveries = sum(engine.recoveries for engine in engines)
     allocators = [backend.allocator for backend in backends if backend.allocator is not None]
     stall_s = sum(backend.executor.stall_s for backend in backends)
@@ -52,6 +53,8 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
         rejoined_steps=sum(cache.rejoined_steps for cache in plans),
         replans=sum(cache.replans for cache in plans),
         planning_s=sum(cache.planning_s for cache in plans),
+        over_limit_bytes=excess.nbytes,
+        over_limit_in=excess.operator,
         recoveries=recoveries,
         unpaged_bytes=_unpaged(backends, loans),
         allocations={

@@ -200,7 +200,7 @@ class NativeFastPath(FastPath):
             *(ahead.plan, ahead.is_new, ahead.position),
             index_of(backend.device),
             (limit, ledger.device, ledger.peak_live, ledger.peak_device, _PATIENCE_US),
-            [(ledger.held(tier), capacity) for tier, capacity in tiers.items()],
+            [(ledger.below(tier), capacity) for tier, capacity in tiers.items()],
             states,
             *(ahead.bound, ahead.lists, ahead.recipes),
             [_told(recipe, -1 - place) for place, recipe in enumerate(self._dropped)],

@@ -280,7 +280,7 @@ class Session(PageOwner):
         # The ledger does not count what was born on the fast path in this step. What is split must not depend on what
         # is there (N10).
         is_roomy = self.fast_path.is_roomy(engine) if self.fast_path.is_open else engine.is_roomy
-        is_large = sum([entry.nbytes for entry in entries]) * LARGE >= engine.pager.limit
+        is_large = sum([entry.nbytes for entry in entries]) * LARGE >= self.room_for_one_op(entries)
         return is_large or not is_roomy or self.is_at_brim(entries, more)
 
     def limit_of(self, device: torch.device) -> int | None:
@@ -289,7 +289,7 @@ class Session(PageOwner):
         return None if engine is None or self.fast_path.is_roomy(engine) else engine.pager.limit
 
     def room_for_one_op(self, entries: list[Entry]) -> int:
-        return self._engine_of(entries).pager.limit
+        return self._engine_of(entries).room_for_one_op(pages_of(entries))
 
     def is_at_brim(self, entries: list[Entry], more: int = 0) -> bool:
         engine = self._engine_of(entries)
@@ -359,6 +359,7 @@ class Session(PageOwner):
                     engine = backend.engine
                     engine.promises.end()
                     if its or engine.pager.room < 0:
+                        backend.note_excess(self.mode.operator)
                         own = written if its is entries else [entry for entry in written if entry.engine is engine]
                         engine.op_ends(pages_of(its), pages_of(own))
             if self._suspicion is None and not self._holds.keepers:
@@ -699,10 +700,7 @@ class Session(PageOwner):
             self._reap()
             self.mode.pieces.reset_counts()
             for backend in self._table.backends:
-                backend.engine.reset_counts()
-                backend.executor.stall_s = 0.0
-                if backend.plans is not None:
-                    backend.plans.reset_counts()
+                backend.reset_counts()
 
     def validate(self) -> None:
         """Check every invariant of the books, and the books against the storages themselves."""

@@ -64,6 +64,9 @@ class Stats:
         interposer: what sees the operations, "native" or "python"; "off" without a session.
         interposer_reason: why it is that one.
         in_pieces: operations that needed more than the limit by themselves, and ran in pieces.
+        over_limit_bytes: by so much pages exceeded the limit, at most: an operation needed more by itself and could not
+            be cut, what had to stay left it too little room, or it created more than was known.
+        over_limit_in: the operator that ran then; "" if none did.
         unproved: operators that ran as a whole, since there was no memory to try whether pieces give the same bits.
         inexact: operators whose pieces may have been rounded in another way; only with ``exact=False``.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
@@ -103,6 +106,8 @@ class Stats:
     interposer: str = "off"
     interposer_reason: str = ""
     in_pieces: int = 0
+    over_limit_bytes: int = 0
+    over_limit_in: str = ""
     unproved: tuple[str, ...] = ()
     inexact: tuple[str, ...] = ()
     recoveries: int = 0
@@ -113,6 +118,11 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
+
+    def _of_limit(self) -> list[str]:
+        if not self.over_limit_bytes:
+            return []
+        return [f"  over the limit by {format_bytes(self.over_limit_bytes)} at most, in {self.over_limit_in}"]
 
     def _of_allocator(self) -> list[str]:
         if not self.reserved_bytes:
@@ -152,6 +162,7 @@ class Stats:
                 f"demand {format_bytes(self.demand_bytes)}, limit {format_bytes(self.limit_bytes)}",
                 f"  on the device  {format_bytes(self.resident_bytes)} (at most "
                 f"{format_bytes(self.peak_resident_bytes)}), {self._below}",
+                *self._of_limit(),
                 *self._of_allocator(),
                 f"  evicted        {format_bytes(self.evicted_bytes)} in {self.evictions} evictions, "
                 f"{self.clean_drops} more without a copy",
