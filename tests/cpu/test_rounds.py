@@ -84,6 +84,16 @@ def test_each_round_is_a_step_and_is_planned(
     assert stats.peak_resident_bytes <= LIMIT
 
 
+def test_what_was_alive_is_told_before_a_step_has_ended() -> None:
+    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+        for most in (0, 10, 10):
+            tensors = [torch.ones(PAGE // 4) for _ in range(most)]
+            del tensors
+            assert lms.stats().demand_bytes == most * PAGE
+        lms.step()
+        assert lms.stats().demand_bytes == 10 * PAGE
+
+
 @pytest.mark.parametrize("passes", [4, 8, 20])
 def test_gradients_that_accumulate_are_of_one_step(passes: int) -> None:
     model = network()

@@ -26,7 +26,7 @@ def collect(backends: list[DeviceBackend], policy: str, loans: Iterable[Loan]) -
     busy_s = sum(engine.busy_s for engine in engines)
     return Stats(
         steps=max(c.steps for c in counters),
-        demand_bytes=sum(c.demand_bytes for c in counters),
+        demand_bytes=sum(c.demand_bytes or ledger.peak_live for c, ledger in zip(counters, ledgers, strict=True)),
         limit_bytes=sum(engine.pager.limit for engine in engines),
         resident_bytes=sum(ledger.device for ledger in ledgers),
         peak_resident_bytes=sum(ledger.peak_device for ledger in ledgers),

@@ -34,8 +34,8 @@ class Stats:
 
     Attributes:
         steps: training steps (or inference calls) seen.
-        demand_bytes: the most bytes alive at once in the largest of the steps counted; what the device would have had
-            to hold.
+        demand_bytes: the most bytes alive at once in the largest of the steps counted, or so far, if none has ended;
+            what the device would have had to hold without LMS.
         limit_bytes: the limit in force now.
         resident_bytes: on the device now.
         peak_resident_bytes: the most there has been on the device. What was there before LMS saw it counts once the
