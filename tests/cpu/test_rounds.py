@@ -1,4 +1,4 @@
-"""Programs that have no optimizer, in rounds of a forward and a backward pass (N14)."""
+"""Programs that have no optimizer, in rounds of a forward and a backward pass, or without that (N14)."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,10 @@ from torch import nn
 
 import torch_lms
 
-LAYERS = 6
+LAYERS = 4
 PAGE = 16 * 1024
 LIMIT = 2 * LAYERS * PAGE
-ROUNDS = 16
+ROUNDS = 13
 
 
 def network() -> nn.Module:
@@ -66,7 +66,15 @@ def gradient_penalty(rounds: int) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in model.parameters()]
 
 
-@pytest.mark.parametrize("program", [updates_by_hand, functional_derivatives, saliency, gradient_penalty])
+def inference_that_records(rounds: int) -> list[torch.Tensor]:
+    """Somebody forgot ``no_grad``."""
+    model = network()
+    return [model(torch.full((64, 64), 0.1 * number)).detach()[:2].clone() for number in range(rounds)]
+
+
+@pytest.mark.parametrize(
+    "program", [updates_by_hand, functional_derivatives, saliency, gradient_penalty, inference_that_records]
+)
 def test_each_round_is_a_step_and_is_planned(
     program: Callable[[int], list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,28 +102,35 @@ def test_what_was_alive_is_told_before_a_step_has_ended() -> None:
         assert lms.stats().demand_bytes == 10 * PAGE
 
 
-@pytest.mark.parametrize("passes", [4, 8, 20])
-def test_gradients_that_accumulate_are_of_one_step(passes: int) -> None:
+@pytest.mark.parametrize("has_pass_each", [True, False])
+@pytest.mark.parametrize("times", [4, 8, 20])
+def test_gradients_that_accumulate_are_of_one_step_and_so_are_calls_in_a_loop(times: int, has_pass_each: bool) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+    with torch_lms.session(limit="1TB", min_size=PAGE, device="cpu") as lms:
         steps = []
         for _ in range(3):
-            for _ in range(passes):
-                model(torch.ones(64, 64)).square().mean().backward()
+            x = torch.ones(64, 64)
+            for _ in range(times):
+                x = model(x)
+                if has_pass_each:
+                    x.square().mean().backward()
+                    x = x.detach()
+            if not has_pass_each:
+                x.square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             steps.append(lms.stats().steps)
 
     assert steps == [steps[0], steps[0] + 1, steps[0] + 2]
-    assert steps[0] == 1 + max(0, passes - 8)  # before the first, nobody knows that there is an optimizer
+    assert steps[0] == 1 + max(0, times - 8)  # before the first, nobody knows that there is an optimizer
 
 
 def test_what_the_program_says_of_its_steps_holds() -> None:
     model = network()
 
-    with torch_lms.session(limit=LIMIT, min_size=PAGE, device="cpu") as lms:
+    with torch_lms.session(limit="1TB", min_size=PAGE, device="cpu") as lms:
         for number in range(1, 40):
             model(torch.ones(64, 64)).square().mean().backward()
             if number % 5 == 0:

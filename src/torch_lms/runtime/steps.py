@@ -21,7 +21,7 @@ _NO_PASS = -1
 """PyTorch's number of the backward pass where there is none."""
 
 _PATIENCE = 8
-"""So many rounds of a forward and a backward pass without the step of an optimizer, and each of them is a step."""
+"""So many rounds without the step of an optimizer, or calls without a backward pass, and each of them is a step."""
 
 _STEP = Optimizer.profile_hook_step(Optimizer.step).__code__
 """What PyTorch runs for the step of any optimizer: its own around it, hooks included."""
@@ -37,7 +37,8 @@ class StepHooks:
 
     Programs that have no optimizer, as those that update by hand or only ask for gradients, go in rounds: a module's
     forward, and a backward pass. When there were several, each is a step, which ends where the next forward begins. An
-    optimizer that steps all the same has accumulated gradients: from then on, twice as many rounds are waited for.
+    optimizer that steps all the same has accumulated gradients: from then on, twice as many rounds are waited for. So
+    it is with calls of a module for which gradients are recorded, and no backward pass comes.
 
     Args:
         step: called at each boundary.
@@ -65,9 +66,10 @@ class StepHooks:
         self._ends_with = _NO_PASS  # that a step ends with
         self._called: set[int] = set()  # modules, in this step, which did not end with them
         self._called_before: set[int] | None = None  # the same, in the last step in which any was
-        self._is_passed = False  # a backward pass ended in this round
-        self._rounds = 0  # since an optimizer stepped, or the program said that a step ended
-        self._patience = _PATIENCE
+        self._is_passed = False  # a backward pass ended since a module was called
+        self._recorded: set[int] = set()  # modules that were called since then, or since a round ended
+        self._rounds, self._calls = _Patience(), _Patience()
+        self._is_round = False  # what ends now
 
     def install(self) -> None:
         """Register the hooks."""
@@ -96,7 +98,10 @@ class StepHooks:
         """A step ended, whoever has said so."""
         if self._called:
             self._called_before, self._called = self._called, set()
-        self._is_passed, self._rounds = False, 0
+        if not self._is_round:
+            self._rounds.came()
+            self._calls.came()
+        self._begin_round()
 
     def settle(self) -> None:
         """Let go of what a failed step of an optimizer holds."""
@@ -135,7 +140,6 @@ class StepHooks:
         if _is_within_another():
             return
         self._foreign.ends()
-        self._patience = max(self._patience, 2 * self._rounds)
         backward = torch._C._current_graph_task_id()
         if backward == _NO_PASS:
             self._step()
@@ -183,20 +187,29 @@ class StepHooks:
         if not torch.is_grad_enabled():
             if id(module) in self._called and not _is_in_autograd():
                 self._step()
-        elif self._is_passed and not _is_in_autograd() and _has_parameters(module):
-            self._round_ended()
+        elif not _is_in_autograd():
+            if (self._is_passed or id(module) in self._recorded) and _has_parameters(module):
+                self._round_ended()
+            self._recorded.add(id(module))
         return self._uses()
 
     def _after_pass(self) -> None:
         self._is_passed = True
+        self._calls.came()
 
     def _round_ended(self) -> None:
+        waited_for = self._rounds if self._is_passed else self._calls
+        if waited_for.is_over():
+            self._is_round = True
+            try:
+                self._step()
+            finally:
+                self._is_round = False
+        self._begin_round()
+
+    def _begin_round(self) -> None:
         self._is_passed = False
-        self._rounds += 1
-        if self._rounds >= self._patience:
-            rounds = self._rounds
-            self._step()
-            self._rounds = rounds
+        self._recorded.clear()
 
     def _after_module(self, module: torch.nn.Module, uses_before: int) -> None:
         if not torch.is_grad_enabled() and self._is_step(module, uses_before):
@@ -212,6 +225,24 @@ class StepHooks:
     def _is_step(self, module: torch.nn.Module, uses: int) -> bool:
         """Whether a call of ``module``, for which nothing was recorded, was a step. ``uses``: of pages before."""
         return self._uses() > uses and _has_parameters(module) and not _is_in_autograd()
+
+
+class _Patience:
+    """Waits for what ends a step, until it has not come for long; and longer from then on, if it comes."""
+
+    def __init__(self) -> None:
+        self._waited = 0
+        self._longest = _PATIENCE
+
+    def is_over(self) -> bool:
+        """Whether, once more, it has not come, and will not be waited for."""
+        self._waited += 1
+        return self._waited >= self._longest
+
+    def came(self) -> None:
+        """It has come."""
+        self._longest = max(self._longest, 2 * self._waited)
+        self._waited = 0
 
 
 def _is_within_another() -> bool:
