@@ -127,6 +127,19 @@ def test_gradients_that_accumulate_are_of_one_step_and_so_are_calls_in_a_loop(ti
     assert steps[0] == 1 + max(0, times - 8)  # before the first, nobody knows that there is an optimizer
 
 
+def test_validation_between_rounds_does_not_begin_anew() -> None:
+    model = network()
+    with torch_lms.session(limit="1TB", min_size=PAGE, device="cpu") as lms:
+        steps = []
+        for _ in range(4):
+            for _ in range(10):
+                model(torch.ones(64, 64)).square().mean().backward()
+            with torch.no_grad():
+                model(torch.ones(64, 64))
+            steps.append(lms.stats().steps)
+    assert steps == [3, 13, 23, 33]
+
+
 def test_what_the_program_says_of_its_steps_holds() -> None:
     model = network()
 

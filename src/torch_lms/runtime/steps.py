@@ -69,7 +69,7 @@ class StepHooks:
         self._is_passed = False  # a backward pass ended since a module was called
         self._recorded: set[int] = set()  # modules that were called since then, or since a round ended
         self._rounds, self._calls = _Patience(), _Patience()
-        self._is_round = False  # what ends now
+        self._is_found = False  # the end of this step, by calls of modules: no optimizer made it
 
     def install(self) -> None:
         """Register the hooks."""
@@ -98,7 +98,7 @@ class StepHooks:
         """A step ended, whoever has said so."""
         if self._called:
             self._called_before, self._called = self._called, set()
-        if not self._is_round:
+        if not self._is_found:
             self._rounds.came()
             self._calls.came()
         self._begin_round()
@@ -186,7 +186,7 @@ class StepHooks:
             self._adopt(list(module.parameters()))
         if not torch.is_grad_enabled():
             if id(module) in self._called and not _is_in_autograd():
-                self._step()
+                self._end_found()
         elif not _is_in_autograd():
             if (self._is_passed or id(module) in self._recorded) and _has_parameters(module):
                 self._round_ended()
@@ -200,12 +200,15 @@ class StepHooks:
     def _round_ended(self) -> None:
         waited_for = self._rounds if self._is_passed else self._calls
         if waited_for.is_over():
-            self._is_round = True
-            try:
-                self._step()
-            finally:
-                self._is_round = False
+            self._end_found()
         self._begin_round()
+
+    def _end_found(self) -> None:
+        self._is_found = True
+        try:
+            self._step()
+        finally:
+            self._is_found = False
 
     def _begin_round(self) -> None:
         self._is_passed = False
@@ -220,7 +223,7 @@ class StepHooks:
         is_alone = not self._called and self._called_before in (None, {id(module)})
         self._called.add(id(module))
         if is_alone:
-            self._step()
+            self._end_found()
 
     def _is_step(self, module: torch.nn.Module, uses: int) -> bool:
         """Whether a call of ``module``, for which nothing was recorded, was a step. ``uses``: of pages before."""
