@@ -719,6 +719,22 @@ def test_what_grows_by_its_data_is_known_by_what_it_made(way: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("way", AT_HAND)
+def test_what_has_grown_may_grow_as_much_again(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask selects more from call to call, as the positives of a training."""
+    monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)
+    numbers = torch.arange(200_000).view(100, 100, 20)
+    with torch_lms.session(limit="8MB", min_size="4kB", device="cpu") as lms:
+        others = [torch.ones(250_000) for _ in range(12)]
+        for number in range(1, 9):
+            if number == 3:
+                lms.reset_stats()
+            torch.nonzero(numbers < 25_000 * number)
+            for other in others:
+                other.add_(1)
+        assert lms.stats().peak_resident_bytes <= lms.stats().limit_bytes
+
+
+@pytest.mark.parametrize("way", AT_HAND)
 def test_at_the_brim_fake_tensors_teach_nothing(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of symbolic sizes, of no memory, and of the same sizes as real ones."""
     monkeypatch.setenv("TORCH_LMS_INTERPOSER", way)

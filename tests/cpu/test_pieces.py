@@ -379,7 +379,7 @@ def test_halves_are_tried_where_no_smaller_pieces_give_the_same_bits(ran: list[s
 
 
 def test_what_was_tried_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "cache" / "pieces.json"
+    path = tmp_path / "cache" / "pieces.jsonl"
     monkeypatch.setattr(session, "Proofs", lambda _path, exact: proof.Proofs(path, exact))
     monkeypatch.setattr(proof, "gives_the_same", counted := Counted(proof.gives_the_same))
     x = rand(1, 3, 64, 64)
@@ -388,7 +388,7 @@ def test_what_was_tried_is_remembered(tmp_path: Path, monkeypatch: pytest.Monkey
         with torch_lms.session(limit=200_000, min_size=1024):
             F.conv2d(x, weight, padding=1)
     assert counted.calls == 1
-    assert list(json.loads(path.read_text()).values()) == [True]
+    assert [json.loads(line)[1] for line in path.read_text().splitlines()] == [True]
 
 
 class Counted:
@@ -416,17 +416,29 @@ def test_without_memory_to_try_it_is_not_cut_and_that_is_said(
     assert "aten::convolution runs as a whole" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["[no", "[]"])
+@pytest.mark.parametrize("content", ["[no\n", "[]\n", "5\n", "\n\n"])
 def test_a_file_of_verdicts_that_cannot_be_read_or_written_is_no_error(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "pieces.json"
+    path = tmp_path / "pieces.jsonl"
     path.write_text(content)
     proofs = proof.Proofs(path)
     assert proofs.known("it") is None
     proofs.remember("it", True)
     assert proof.Proofs(path).known("it") is True
-    unwritable = proof.Proofs(Path("/proc/torch-lms/pieces.json"))
+    assert path.read_text().startswith(content)
+    unwritable = proof.Proofs(Path("/proc/torch-lms/pieces.jsonl"))
     unwritable.remember("it", False)
     assert unwritable.known("it") is False
+
+
+def test_processes_add_to_the_verdicts_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "_MAX_KNOWN", 4)
+    path = tmp_path / "pieces.jsonl"
+    one, other = proof.Proofs(path), proof.Proofs(path)
+    for number in range(9):
+        (one, other)[number % 2].remember(str(number), number % 3 == 0)
+    found = proof.Proofs(path)
+    assert [found.known(str(number)) for number in range(9)] == [None] * 5 + [False, True, False, False]
+    assert len(path.read_text().splitlines()) == 4
 
 
 # -- tensors in tiles ------------------------------------------------------------------------------------------------

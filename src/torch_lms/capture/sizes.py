@@ -74,10 +74,12 @@ class Sizes:
         return known
 
     def learn(self, func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any], nbytes: int) -> None:
-        """Expect ``nbytes`` from now on, at least: ``func`` has created them."""
+        """Expect ``nbytes`` from now on, at least: ``func`` has created them. What has grown may grow as much again."""
         with suppress(*_NO_KEY):
             key = _key(func, info, args, kwargs)
-            self._remember(key, max(nbytes, self._known.get(key, 0)))
+            known = self._known.get(key, nbytes)
+            grown = nbytes - known if selects(info, args) else 0
+            self._remember(key, max(known, nbytes + grown))
 
     def _remember(self, key: Any, nbytes: int) -> None:
         if len(self._known) >= _MAX_SIGNATURES:
@@ -249,7 +251,7 @@ def _to_meta(value: Any) -> Any:
 _SELECTING = frozenset(
     f"aten::{name}"
     for name in (
-        *("nonzero", "masked_select"),
+        *("nonzero", "masked_select", "_to_sparse", "_to_sparse_csr", "_to_sparse_csc"),
         *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
     )
 )
@@ -274,6 +276,8 @@ def all_selected(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[st
         return given.new_empty((given.numel(), given.dim()), dtype=torch.long)
     if info.packet == "aten::masked_select":
         return given.new_empty(torch.broadcast_shapes(given.shape, args[1].shape))
+    if "sparse" in info.packet:
+        return given.new_empty(given.shape), given.new_empty((given.dim(), given.numel()), dtype=torch.long)
     numbers = torch.empty((given.numel(),), dtype=torch.long, device="meta")
     return given.new_empty(given.shape), numbers, torch.empty_like(numbers)
 

@@ -9,7 +9,7 @@ _Engine: Any = type(Variable._execution_engine)
 
 
 class BackwardPasses:
-    """Calls ``ended`` after each backward pass that Python starts, also one that fails."""
+    """Calls ``ended`` after each backward pass that Python starts, and that does not fail."""
 
     def __init__(self, ended: Callable[[], None]) -> None:
         self._engine = _Noticing()
@@ -29,7 +29,6 @@ class _Noticing(_Engine):  # type: ignore[misc]
     ended: Callable[[], None]
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().run_backward(*args, **kwargs)
-        finally:
-            self.ended()
+        found = super().run_backward(*args, **kwargs)
+        self.ended()
+        return found

@@ -46,7 +46,7 @@ _PIN_FIRST = (
 )
 
 
-PROOFS = "pieces.json"
+PROOFS = "pieces.jsonl"
 """The file in the user's cache that tells which pieces give the same bits on this machine."""
 
 

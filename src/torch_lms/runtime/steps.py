@@ -36,7 +36,8 @@ class StepHooks:
     layers that no other module holds together: that ends where one of them is called again.
 
     Programs that have no optimizer, as those that update by hand or only ask for gradients, go in rounds: a module's
-    forward, and a backward pass. When there were several, each is a step, which ends where the next forward begins. An
+    forward, and a backward pass. When there were several, each is a step, which ends where the next forward begins; or
+    with the pass, if the program calls no module that has parameters. An
     optimizer that steps all the same has accumulated gradients: from then on, twice as many rounds are waited for. So
     it is with calls of a module for which gradients are recorded, and no backward pass comes.
 
@@ -69,6 +70,7 @@ class StepHooks:
         self._is_passed = False  # a backward pass ended since a module was called
         self._recorded: set[int] = set()  # modules that were called since then, or since a round ended
         self._rounds, self._calls = _Patience(), _Patience()
+        self._has_modules = False  # that have parameters, and for which gradients were recorded
         self._is_found = False  # the end of this step, by calls of modules: no optimizer made it
 
     def install(self) -> None:
@@ -191,11 +193,14 @@ class StepHooks:
             if (self._is_passed or id(module) in self._recorded) and _has_parameters(module):
                 self._round_ended()
             self._recorded.add(id(module))
+            self._has_modules = self._has_modules or _has_parameters(module)
         return self._uses()
 
     def _after_pass(self) -> None:
         self._is_passed = True
         self._calls.came()
+        if not self._has_modules and not _is_in_autograd():
+            self._round_ended()
 
     def _round_ended(self) -> None:
         waited_for = self._rounds if self._is_passed else self._calls

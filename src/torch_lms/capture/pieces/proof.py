@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -24,6 +23,9 @@ _LAYOUT = 3
 """Of how pieces and results lie in memory, on which bits depend: verdicts on another count for nothing."""
 
 _SEED = 20_261_125
+_PERIOD = 1_048_583
+"""Numbers that are drawn, of which long arguments are made: a prime, so that no two rows are alike."""
+
 _COMPARED = 64
 """So many elements at least of each result."""
 
@@ -63,7 +65,8 @@ _GRAIN = 32_768
 
 
 class Proofs:
-    """What has been tried, and how it ended. Remembered in a file, by machine and PyTorch.
+    """What has been tried, and how it ended. Remembered in a file, by machine and PyTorch: a line for each verdict, so
+    that processes may write it at the same time.
 
     Args:
         path: of the file; None to remember nothing after the process.
@@ -77,11 +80,18 @@ class Proofs:
     @cached_property
     def _known(self) -> dict[str, bool]:
         """Read when it is first asked for: most programs never need it."""
+        known: dict[str, bool] = {}
+        lines: list[str] = []
         if self._path is not None:
-            with suppress(OSError, ValueError, AttributeError):
-                told = json.loads(self._path.read_text())
-                return {str(key): value is True for key, value in told.items()}
-        return {}
+            with suppress(OSError, ValueError):
+                lines = self._path.read_text().splitlines()
+        for line in lines[-_MAX_KNOWN:]:
+            with suppress(ValueError, TypeError):  # not written to its end
+                key, holds = json.loads(line)
+                known[str(key)] = holds is True
+        if len(lines) > 2 * _MAX_KNOWN:
+            self._write(known, "w")
+        return known
 
     def known(self, key: str) -> bool | None:
         """The verdict on ``key``; None if it was never tried."""
@@ -92,13 +102,16 @@ class Proofs:
         self._known[key] = holds
         if len(self._known) > _MAX_KNOWN:
             del self._known[next(iter(self._known))]
+        self._write({key: holds}, "a")
+
+    def _write(self, known: Mapping[str, bool], mode: str) -> None:
         if self._path is None:
             return
+        lines = "".join(f"{json.dumps(verdict)}\n" for verdict in known.items())
         with suppress(OSError):  # another run has to try once more
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            scratch = self._path.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps(self._known))
-            scratch.replace(self._path)
+            with self._path.open(mode) as file:
+                file.write(lines)
 
 
 def signature(func: Any, given: Mapping[str, Any]) -> str:
@@ -177,7 +190,9 @@ def _random(like: torch.Tensor, place: int) -> torch.Tensor:
     generator.manual_seed(_SEED + place)
     begin = misalignment(like)
     memory = torch.empty(begin + (span(like) if like.numel() else 0), dtype=like.dtype, device=like.device)
-    memory.normal_(generator=generator)
+    drawn = memory[:_PERIOD].normal_(generator=generator)
+    for part in memory[_PERIOD:].split(_PERIOD):
+        part.copy_(drawn[: len(part)])
     if like.dim() <= 1 and not like.is_complex():
         memory.abs_().add_(0.125)
     return memory.as_strided(like.shape, like.stride(), begin)

@@ -29,6 +29,10 @@ _SEEDED_BY_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_c
 """Operators that draw random numbers for dropout alone. The table of cuts has them without."""
 
 
+_MAX_ASKED = 10_000
+"""Keys that are remembered: a program whose shapes never repeat must not grow."""
+
+
 class Room(NamedTuple):
     """Bytes for one operation: how many it should touch at ``most``, and ``limit``, beyond which it must not go."""
 
@@ -67,6 +71,7 @@ class Pieces:
         self._table = table
         self._execute = execute
         self._proofs = proofs
+        self._asked: set[str] = set()
         self.is_bare = is_bare
 
     def reset_counts(self) -> None:
@@ -160,10 +165,16 @@ class Pieces:
         nbytes: int,
         attempt: Callable[[], bool],
     ) -> bool:
-        """See ``Holds``. ``packet``: what is told of if there is no memory to try; nothing if it is empty."""
+        """See ``Holds``.
+
+        Args:
+            packet: the operator, which needs more than the limit; "" if it would rather run in pieces, and need not.
+        """
         known = self._proofs.known(key)
         if known is not None:
             return known
+        if not packet and not self._is_asked_again(key):
+            return False
         if nbytes and nbytes > self._owner.free_bytes(device):
             self._tell_unproved(packet, nbytes)
             return False
@@ -182,6 +193,14 @@ class Pieces:
             known = False  # the operator refuses such pieces, or such numbers
         self._proofs.remember(key, known)
         return known
+
+    def _is_asked_again(self, key: str) -> bool:
+        """Whether ``key`` came before. Sizes that depend on data never do, and a try takes longer than it saves."""
+        if len(self._asked) >= _MAX_ASKED:
+            self._asked.clear()
+        is_known = key in self._asked
+        self._asked.add(key)
+        return is_known
 
     def _tell_unproved(self, packet: str, nbytes: int) -> None:
         if packet and self._proofs.are_needed and packet not in self.unproved:

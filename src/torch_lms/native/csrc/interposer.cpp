@@ -742,13 +742,15 @@ std::optional<int64_t> Interposer::made_by(
   return are_whole ? std::make_optional(nbytes) : std::nullopt;
 }
 
-// Operations of this signature create so much.
+// Operations of this signature create so much. What has grown, as what a mask selects, may grow as much again.
 void Interposer::learn(size_t signature, int64_t nbytes) {
   if (created_.size() >= most_signatures) {
     created_.clear();
   }
-  int64_t& most = created_[signature];
-  most = std::max(most, nbytes);
+  int64_t& most = created_.try_emplace(signature, nbytes).first->second;
+  if (nbytes > most) {
+    most = most == 0 ? nbytes : 2 * nbytes - most;
+  }
 }
 
 // Move pages for the operation, which is the plan's next, or have Python do so.
