@@ -37,9 +37,9 @@ class StepHooks:
 
     Programs that have no optimizer, as those that update by hand or only ask for gradients, go in rounds: a module's
     forward, and a backward pass. When there were several, each is a step, which ends where the next forward begins; or
-    with the pass, if the program calls no module that has parameters. An
-    optimizer that steps all the same has accumulated gradients: from then on, twice as many rounds are waited for. So
-    it is with calls of a module for which gradients are recorded, and no backward pass comes.
+    with the pass, if the program calls no module that has parameters. An optimizer that steps all the same has
+    accumulated gradients: from then on, twice as many rounds are waited for. So it is with calls of a module for which
+    gradients are recorded, and no backward pass comes.
 
     Args:
         step: called at each boundary.
