@@ -43,9 +43,13 @@ def test_lightning(devices: int) -> None:
     if find_spec("lightning") is None:
         pytest.skip("Lightning is not installed")
 
+    # Lightning would take a port that is free now, and that another test may have by the time it is used. None is given
+    # one below 32768 that does not ask for it.
+    port = {"MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
+
     def run(*options: str) -> str:
         command = [sys.executable, str(EXAMPLE), "--devices", str(devices), *options]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+        environment = os.environ | port | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
         return output_of(command, environment)
 
     def digests(output: str) -> list[str]:
