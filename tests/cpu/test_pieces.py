@@ -388,7 +388,7 @@ def test_what_was_tried_is_remembered(tmp_path: Path, monkeypatch: pytest.Monkey
         with torch_lms.session(limit=200_000, min_size=1024):
             F.conv2d(x, weight, padding=1)
     assert counted.calls == 1
-    assert [json.loads(line)[1] for line in path.read_text().splitlines()] == [True]
+    assert [json.loads(line)[1] for line in path.read_text().split("\n") if line] == [True]
 
 
 class Counted:
@@ -416,7 +416,7 @@ def test_without_memory_to_try_it_is_not_cut_and_that_is_said(
     assert "aten::convolution runs as a whole" in caplog.text
 
 
-@pytest.mark.parametrize("content", ["[no\n", "[]\n", "5\n", "\n\n"])
+@pytest.mark.parametrize("content", ["[no", "[]", "5", "\n\n", "[no\n"])
 def test_a_file_of_verdicts_that_cannot_be_read_or_written_is_no_error(content: str, tmp_path: Path) -> None:
     path = tmp_path / "pieces.jsonl"
     path.write_text(content)
@@ -438,7 +438,7 @@ def test_processes_add_to_the_verdicts_and_the_oldest_go(tmp_path: Path, monkeyp
         (one, other)[number % 2].remember(str(number), number % 3 == 0)
     found = proof.Proofs(path)
     assert [found.known(str(number)) for number in range(9)] == [None] * 5 + [False, True, False, False]
-    assert len(path.read_text().splitlines()) == 4
+    assert len(path.read_text().strip().splitlines()) == 4
 
 
 # -- tensors in tiles ------------------------------------------------------------------------------------------------

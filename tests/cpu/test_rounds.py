@@ -1,6 +1,6 @@
 """Programs that have no optimizer, in rounds of a forward and a backward pass, or without that (N14)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -19,15 +19,23 @@ def network() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()) for _ in range(LAYERS)))
 
 
+def descend(weights: Iterable[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for weight in weights:
+            weight -= 0.1 * weight.grad
+            weight.grad = None
+
+
+def copies(weights: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [weight.detach().clone() for weight in weights]
+
+
 def updates_by_hand(rounds: int) -> list[torch.Tensor]:
     model = network()
     for _ in range(rounds):
         model(torch.ones(64, 64)).square().mean().backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= 0.1 * weight.grad
-                weight.grad = None
-    return [weight.detach().clone() for weight in model.parameters()]
+        descend(model.parameters())
+    return copies(model.parameters())
 
 
 def functional_derivatives(rounds: int) -> list[torch.Tensor]:
@@ -59,11 +67,8 @@ def gradient_penalty(rounds: int) -> list[torch.Tensor]:
         loss = model(image).square().mean()
         (slope,) = torch.autograd.grad(loss, image, create_graph=True)
         (loss + slope.square().sum()).backward()
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= 0.1 * weight.grad
-                weight.grad = None
-    return [weight.detach().clone() for weight in model.parameters()]
+        descend(model.parameters())
+    return copies(model.parameters())
 
 
 def without_modules(rounds: int) -> list[torch.Tensor]:
@@ -74,10 +79,8 @@ def without_modules(rounds: int) -> list[torch.Tensor]:
         for weight in weights:
             x = (x @ weight).tanh()
         x.square().mean().backward()
-        for weight in weights:
-            weight.data -= 0.1 * weight.grad
-            weight.grad = None
-    return [weight.detach().clone() for weight in weights]
+        descend(weights)
+    return copies(weights)
 
 
 def inference_that_records(rounds: int) -> list[torch.Tensor]:

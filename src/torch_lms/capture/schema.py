@@ -94,13 +94,15 @@ _MADE_OF_OTHERS = frozenset(
 )
 """Composite operators that no list of PyTorch's vouches for, and whose kernels call other operators alone."""
 
-_GROWING = frozenset(
+FINDING = frozenset(
     f"aten::{name}"
-    for name in (
-        *("bincount", "repeat_interleave", "diag_embed", "block_diag", "_cdist_forward"),
-        *("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
-    )
+    for name in ("nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 )
+"""Operators that tell places: of what is not zero, or of what differs from the rest."""
+
+_GROWING = FINDING | {
+    f"aten::{name}" for name in ("bincount", "repeat_interleave", "diag_embed", "block_diag", "_cdist_forward")
+}
 """Operators whose results may be far larger than sizes and numbers among their arguments tell."""
 
 _RETYPING = frozenset({"aten::view.dtype", "aten::set_"})

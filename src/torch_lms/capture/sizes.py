@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from torch_lms.capture.registry import storage_nbytes
-from torch_lms.capture.schema import OpInfo
+from torch_lms.capture.schema import FINDING, OpInfo
 from torch_lms.capture.unobserved import Undispatched
 
 _MAX_ITEMSIZE = 8
@@ -248,13 +248,8 @@ def _to_meta(value: Any) -> Any:
 
 # -- what depends on numbers -------------------------------------------------------------------------------------------
 
-_SELECTING = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("nonzero", "masked_select", "_to_sparse", "_to_sparse_csr", "_to_sparse_csc"),
-        *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
-    )
-)
+_SELECTING = FINDING | {f"aten::{name}" for name in ("masked_select", "_to_sparse", "_to_sparse_csr", "_to_sparse_csc")}
+_MASKS = (torch.bool, torch.uint8)
 
 
 def selects(info: OpInfo, args: tuple[Any, ...]) -> bool:
@@ -262,9 +257,6 @@ def selects(info: OpInfo, args: tuple[Any, ...]) -> bool:
     if info.packet == "aten::index" and len(args) > 1:
         return any(tensor is not None and tensor.dtype in _MASKS for tensor in args[1])
     return info.packet in _SELECTING
-
-
-_MASKS = (torch.bool, torch.uint8)
 
 
 def all_selected(func: Any, info: OpInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -66,7 +66,7 @@ _GRAIN = 32_768
 
 class Proofs:
     """What has been tried, and how it ended. Remembered in a file, by machine and PyTorch: a line for each verdict, so
-    that processes may write it at the same time.
+    that processes may write it at the same time. Each ends the line before, which may not have been written to its end.
 
     Args:
         path: of the file; None to remember nothing after the process.
@@ -107,7 +107,7 @@ class Proofs:
     def _write(self, known: Mapping[str, bool], mode: str) -> None:
         if self._path is None:
             return
-        lines = "".join(f"{json.dumps(verdict)}\n" for verdict in known.items())
+        lines = "".join(f"\n{json.dumps(verdict)}" for verdict in known.items())
         with suppress(OSError):  # another run has to try once more
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open(mode) as file:

@@ -28,7 +28,6 @@ _MIN_PIECE = 64
 _SEEDED_BY_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_cpu"})
 """Operators that draw random numbers for dropout alone. The table of cuts has them without."""
 
-
 _MAX_ASKED = 10_000
 """Keys that are remembered: a program whose shapes never repeat must not grow."""
 
