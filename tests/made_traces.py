@@ -79,3 +79,21 @@ def random_training(seed: int) -> Trace:
 def repeatable(trace: Trace) -> Trace:
     """The same step, of which all but the updates can be repeated."""
     return Trace(trace.pages, tuple(op._replace(is_repeatable=op.name != "update") for op in trace.ops))
+
+
+def handing_on(seed: int) -> Trace:
+    """A training that keeps an activation, which its next step needs later than this one uses it, and then computes
+    anew: as a module keeps its weight that is computed from others.
+    """
+    dice = random.Random(seed)
+    trace = repeatable(random_training(seed))
+    end = len(trace.ops)
+    made = [number for number, page in enumerate(trace.pages) if page.born >= 0]
+    kept = dice.choice(made[: len(made) // 2])
+    last_use = trace.uses[kept][-1]
+    before = len(trace.pages)
+    pages = [page._replace(dead=end, successor=before) if n == kept else page for n, page in enumerate(trace.pages)]
+    later = dice.randint(min(last_use + 1, end - 1), end - 1)
+    pages.append(TracedPage(trace.pages[kept].nbytes, -1, later))
+    ops = [op._replace(pages=(*op.pages, before)) if n == later else op for n, op in enumerate(trace.ops)]
+    return Trace(tuple(pages), tuple(ops))

@@ -80,3 +80,15 @@ def test_what_nobody_needs_is_recomputable_as_long_as_it_lives() -> None:
 )
 def test_what_cannot_be_recomputed(ops: list[Op]) -> None:
     assert recomputation(traced(ops, constants=(0, 2)), 1, 1) is None
+
+
+def test_what_is_needed_in_the_next_step_is_not_recomputed_there() -> None:
+    """Page 1 becomes page 2, which the next step needs later than this one uses page 1; page 3 is not there by then."""
+    trace = traced([Op([0], [3]), Op([3], [1]), Op([1]), IDLE, Op([2]), IDLE], constants=(0, 2))
+    kept = trace.pages[1]._replace(dead=6, successor=2)
+    old = trace.pages[2]._replace(dead=4, successor=-1)
+    input_ = trace.pages[3]._replace(dead=6)
+    living = Trace((trace.pages[0], kept, old, input_), trace.ops)
+    gap = gap_of(living, 1, 2)
+    assert (gap.before, gap.spans, gap.wraps) == (4, ((3, 5), (0, 3)), True)
+    assert recomputation(living, 1, 2) is None

@@ -3,9 +3,9 @@
 from math import inf
 
 import pytest
-from made_traces import Op, random_training, repeatable, traced
+from made_traces import Op, handing_on, random_training, repeatable, traced
 
-from torch_lms.planner import Rules, Speeds, Walker, choose, make_plan
+from torch_lms.planner import Rules, Speeds, Walker, bound_seconds, choose, gaps_of, make_plan
 from torch_lms.planner.headroom import Headroom
 from torch_lms.planner.plan import plan_for
 from torch_lms.planner.rehearsal import Rehearsed, Stage
@@ -62,6 +62,32 @@ def test_it_is_as_simulated(
         assert rehearsed is not None
         assert rehearsed.seconds == pytest.approx(expected.seconds, rel=1e-9)
         assert rehearsed[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("share", [1.5, 2, 3])
+@pytest.mark.parametrize("bytes_per_s", [3.0, 30.0, 1000.0])
+def test_a_page_may_become_one_that_is_needed_later_in_a_step(seed: int, share: float, bytes_per_s: float) -> None:
+    trace = handing_on(seed)
+    limit = int(demand_curve(trace).demand_bytes / share)
+    speeds = Speeds(bytes_per_s, 1.5 * bytes_per_s)
+    planned = make_plan(trace, limit, {}, speeds)
+    for plan in (*plans(trace, limit, speeds), planned):
+        rehearsed = Stage(trace, limit, speeds).rehearse(plan, inf)
+        assert rehearsed is not None
+        assert rehearsed.seconds == pytest.approx(simulated(plan, speeds).seconds, rel=1e-9)
+    assert trace.seconds <= bound_seconds(trace, limit, speeds) <= simulated(planned, speeds).seconds * 1.001
+
+
+def test_what_the_next_step_needs_is_fetched_by_the_number_that_it_has_there() -> None:
+    """However fast the link is: from the operation before on."""
+    trace = handing_on(0)
+    gap = next(gap for gap in gaps_of(trace) if gap.wraps and gap.before > gap.after)
+    successor = trace.pages[gap.page].successor
+    speeds = Speeds(1e12, 1e12)
+    plan = plan_for(trace, 1 << 30, Choice([gap], []), {}, speeds, Headroom(trace, 1 << 30))
+    assert [at for at, pages in enumerate(plan.fetches) if pages == (successor,)] == [gap.before - 1]
+    assert sum(map(len, plan.fetches)) == 1
 
 
 def test_it_is_given_up_once_it_takes_too_long() -> None:

@@ -98,10 +98,11 @@ def _require_room(
         evicted: list[_Term] = []
         fetched: list[_Term] = []
         for number, gap in enumerate(gaps):
-            if not _covers(gap, position):
+            times = gap.times_away(position)
+            if not times:
                 continue
-            freed.append((columns.moved[number], -float(gap.nbytes)))
-            freed.append((columns.dropped[number], -float(gap.nbytes)))
+            freed.append((columns.moved[number], -float(times * gap.nbytes)))
+            freed.append((columns.dropped[number], -float(times * gap.nbytes)))
             if 0 <= written(trace, gap) <= gap.after < position:
                 evicted.append((columns.moved[number], gap.nbytes / speeds.d2h))
             if gap.before > position:
@@ -141,10 +142,6 @@ def _require_time(rows: "_Rows", columns: _Columns, trace: Trace, gaps: list[Gap
     rows.add([*d2h, (columns.total, -1.0)], 0.0)
     rows.add([*h2d, (columns.total, -1.0)], 0.0)
     rows.add([*reruns, (columns.total, -1.0)], -trace.seconds)
-
-
-def _covers(gap: Gap, position: int) -> bool:
-    return any(first <= position <= last for first, last in gap.spans)
 
 
 class _Rows:

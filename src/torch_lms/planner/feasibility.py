@@ -181,13 +181,14 @@ def may_fit(
     Raises:
         UsageError: the machine has not so many GPUs.
     """
-    budget = MemoryBudget.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0, exact=exact)
+    extra_bytes = gradient_bytes if gpus > 1 else 0
+    whole = MemoryBudget.of(trace, machine, limit, extra_bytes, can_split=False)
     if policy == "none":
-        return budget.fits_without
-    if not budget.fits_largest_op:
-        return False
+        return whole.fits_without
     tiers, _ = lower_tiers(machine, gpus)
-    return budget.demand - budget.limit <= sum(tiers.values())
+    if whole.demand - whole.limit > sum(tiers.values()):
+        return False  # known without tracing the step in pieces, which takes seconds
+    return MemoryBudget.of(trace, machine, limit, extra_bytes, exact=exact).fits_largest_op
 
 
 def lower_tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:

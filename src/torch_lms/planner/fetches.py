@@ -44,7 +44,7 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
     link_free_until_s = inf
     for gap, group_begins in zip(reversed(fetched), reversed(groups_begin), strict=True):
         needed = _unrolled(gap.before, first, ops)
-        evicted = needed - ((gap.before - gap.after - 1) % ops + 1)
+        evicted = needed - (gap.before - gap.after + (ops if gap.wraps or gap.before <= gap.after else 0))
         start_at_s = min(starts_s[ops + needed], link_free_until_s) - gap.nbytes / bytes_per_s
         begins_by_then = bisect_right(starts_s, start_at_s) - 1 - ops
         begins = max(min(begins_by_then, group_begins), evicted + 1)

@@ -41,9 +41,9 @@ def _least_bytes(trace: Trace, limit: int, whole_pages: bool) -> float:
     least: list[float] = []  # for each row, what it has to reach
 
     # At each operation over the limit, so many bytes have to be away.
-    for position in np.flatnonzero(excess > 0):
+    for position in np.flatnonzero(excess > 0).tolist():
         for column, gap in enumerate(gaps):
-            times = sum(first <= position <= last for first, last in gap.spans)  # twice: the page, and its successor
+            times = gap.times_away(position)
             if times:
                 entries.append((len(least), column, float(times * gap.nbytes)))
         least.append(float(excess[position]))

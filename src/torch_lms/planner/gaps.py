@@ -31,6 +31,17 @@ class Gap:
     version: int
     is_copied: bool
 
+    @property
+    def wraps(self) -> bool:
+        """Whether the page is still away when the next step begins, where it is its successor. That may be needed later
+        in a step than the page itself was used: so ``before`` may exceed ``after`` all the same.
+        """
+        return self.after >= 0 and self.spans[-1][0] == 0
+
+    def times_away(self, position: int) -> int:
+        """How many pages are away during the operation at ``position``: none, one, or the page and its successor."""
+        return sum(first <= position <= last for first, last in self.spans)
+
 
 def gaps_of(trace: Trace) -> list[Gap]:
     """All gaps of all pages that may leave, in order of page and time. A step is assumed to follow one of its kind."""

@@ -287,8 +287,7 @@ def plan_for(
             continue
         evicted[gap.after].append(gap.page)
         successor = trace.pages[gap.page].successor
-        wraps = gap.spans[-1][0] == 0
-        if wraps and successor >= 0:
+        if gap.wraps and successor >= 0:
             away.add(successor)
     for gap, recomputation in choice.dropped:
         room.take(gap)

@@ -45,7 +45,7 @@ class Producers:
         """
         trace = self._trace
         last = gap.before - 1 if gap.before >= 0 else trace.pages[gap.page].dead
-        if gap.after < 0 or not gap.after <= last < len(trace.ops):
+        if gap.after < 0 or gap.wraps or not gap.after <= last < len(trace.ops):
             return None  # it begins in the step before, or does not end in this one
         ops: set[int] = set()
         inputs: set[int] = set()

@@ -7,7 +7,7 @@ its last. tests/pure/test_planner_rehearsal.py holds it to the simulator, which 
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import count
+from itertools import accumulate, count
 from math import inf
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class _Op(NamedTuple):
     """What an operation does, with what a rehearsal would else look up again and again."""
 
     pages: tuple[int, ...]
-    used_next: tuple[int, ...]  # of each of the pages; see ``_used_next``
+    used_next: tuple[tuple[int, int], ...]  # each of the pages with what ``_used_next`` says of it
     creates: tuple[int, ...]
     writes: tuple[int, ...]
     new_bytes: int
@@ -68,7 +68,7 @@ class Stage:
         self.ops = [
             _Op(
                 op.pages,
-                tuple(_used_next(trace, page, position) for page in op.pages),
+                tuple((page, _used_next(trace, page, position)) for page in op.pages),
                 op.creates,
                 op.writes,
                 op.new_bytes,
@@ -77,6 +77,8 @@ class Stage:
             )
             for position, (op, dead) in enumerate(zip(trace.ops, deaths, strict=True))
         ]
+        backwards = accumulate((op.seconds for op in reversed(trace.ops)), initial=0.0)
+        self.seconds_from = list(backwards)[::-1]
 
     def rehearse(self, plan: Plan, give_up_s: float) -> Rehearsed | None:
         """The second of two steps that follow ``plan``: the first begins with nothing away.
@@ -106,6 +108,8 @@ class _Rehearsal:
     def __init__(self, stage: Stage, plan: Plan) -> None:
         self._stage = stage
         self._plan = plan
+        self._dropped_after = plan.dropped_after
+        self._recomputed_before = plan.recomputed_before
         self._nbytes = stage.nbytes
         speeds = stage.speeds
         self._clocks = Clocks(HostWork(speeds.launch_s, 0.0, speeds.action_s, is_ahead=speeds.launch_s > 0))
@@ -140,6 +144,7 @@ class _Rehearsal:
         self._recipes: dict[int, Recomputation] = {}
         self._peak_bytes = self._evicted_bytes = self._fetched_bytes = 0
         began_s = self._clocks.now_s
+        seconds_from = self._stage.seconds_from
         for position, op in enumerate(self._stage.ops):
             self._move_on(position, op)
             self._begin(op)
@@ -148,7 +153,7 @@ class _Rehearsal:
             self._peak_bytes = max(self._peak_bytes, self._held + op.workspace_bytes)
             self._clocks.run(self._stage.trace.ops[position])
             self._end(op)
-            if give_up_s is not None and self._clocks.now_s - began_s > give_up_s:
+            if give_up_s is not None and self._clocks.now_s - began_s + seconds_from[position + 1] > give_up_s:
                 return None
         if self._held > self._stage.limit:
             self._free(self._held - self._stage.limit)
@@ -165,16 +170,19 @@ class _Rehearsal:
                 self._due.setdefault(page, next(self._order))
                 self._to_evict[page] = None
                 self._evict_now.append(page)
-            for recomputation in plan.dropped_after.get(position - 1, ()):
+            for recomputation in self._dropped_after.get(position - 1, ()):
                 if all(page in self._state for page in (recomputation.page, *recomputation.inputs)):
                     page = recomputation.page
                     self._due.setdefault(page, next(self._order))
                     self._to_drop[page] = self._recipes[page] = recomputation
-        self._forget(op.pages)
-        for page, used_next in zip(op.pages, op.used_next, strict=True):
+        if self._due or self._to_fetch:
+            self._forget(op.pages)
+        for page, used_next in op.used_next:
             self._used_next[page] = used_next
-            self._recipes.pop(page, None)
-        for recomputation in plan.recomputed_before.get(position, ()):
+        if self._recipes:
+            for page in op.pages:
+                self._recipes.pop(page, None)
+        for recomputation in self._recomputed_before.get(position, ()):
             self._forget(recomputation.inputs)
         if plan.fetches[position]:
             to_fetch = [page for page in plan.fetches[position] if page in self._state]
@@ -201,8 +209,9 @@ class _Rehearsal:
             self._next_done_s = min(self._done_s.values(), default=inf)
         evict, self._evict_now = self._evict_now, []
         away = self._pin(op.pages)
-        for page in sorted((page for page in evict if page in self._to_evict), key=self._due.__getitem__):
-            self._start_eviction(page)
+        if evict:
+            for page in sorted((page for page in evict if page in self._to_evict), key=self._due.__getitem__):
+                self._start_eviction(page)
         if self._to_drop:
             self._drop_or_evict()
         if self._dropped:
@@ -223,8 +232,10 @@ class _Rehearsal:
 
     def _bring(self, away: list[int], nbytes: int) -> None:
         """Make room for those of ``away`` that were evicted, and for ``nbytes``; then have all of them there."""
-        evicted = [page for page in away if self._state[page] == _EVICTED]
-        missing = nbytes + self._held - self._stage.limit + sum(self._nbytes[page] for page in evicted)
+        missing = nbytes + self._held - self._stage.limit
+        for page in away:
+            if self._state[page] == _EVICTED:
+                missing += self._nbytes[page]
         if missing > 0:
             self._free(missing)
         for page in away:

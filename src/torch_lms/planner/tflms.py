@@ -100,8 +100,9 @@ class _Edge(NamedTuple):
 
 def _edges(trace: Trace) -> list[_Edge]:
     """The gaps within the step, of the tensors that it makes."""
-    gaps = (gap for gap in gaps_of(trace) if trace.pages[gap.page].born >= 0 and gap.before > gap.after >= 0)
-    return [_Edge(gap, gap.after - made, gap.before - made) for gap in gaps for made in [written(trace, gap)]]
+    made_here = (gap for gap in gaps_of(trace) if trace.pages[gap.page].born >= 0)
+    within = (gap for gap in made_here if gap.before > gap.after >= 0 and not gap.wraps)
+    return [_Edge(gap, gap.after - made, gap.before - made) for gap in within for made in [written(trace, gap)]]
 
 
 def _opened(edges: Iterable[_Edge], by: Chosen) -> Iterator[Gap]:

@@ -290,7 +290,7 @@ class _Walk:
         if absence.recomputation is None:
             self._fetched_by[gap.spans[-1][1] + 1] -= gap.nbytes
         if before >= 0 and before != gap.before:
-            gap = replace(gap, before=before, spans=_shortened(gap, before))
+            gap = replace(gap, before=before, spans=_shortened(gap, before, page == gap.page and before > gap.after))
         if not gap.spans:
             return
         if absence.recomputation is None:
@@ -406,10 +406,13 @@ class _Walk:
         return self._rules.price * own_gap.nbytes / self._walker.speeds.h2d
 
 
-def _shortened(gap: Gap, before: int) -> tuple[Span, ...]:
-    """The spans of ``gap`` if it ends before the operation ``before`` already."""
-    if len(gap.spans) == 2 and before <= gap.spans[1][1]:
+def _shortened(gap: Gap, before: int, is_same_step: bool) -> tuple[Span, ...]:
+    """The spans of ``gap`` if it ends before the operation ``before`` already, of the step in which it began or of the
+    next.
+    """
+    if len(gap.spans) == 2 and not is_same_step and before <= gap.spans[1][1]:
         if before == 0:
             return gap.spans[:1]
         return gap.spans[0], (0, before - 1)
-    return tuple((first, min(last, before - 1)) for first, last in gap.spans if first < before)
+    spans = gap.spans[:1] if is_same_step else gap.spans
+    return tuple((first, min(last, before - 1)) for first, last in spans if first < before)
