@@ -7,7 +7,9 @@
 The names are loaded when they are first used, so that what needs no torch starts without it.
 """
 
+import ctypes
 import os
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,30 @@ if TYPE_CHECKING:
     from torch_lms.runtime.stats import Stats
     from torch_lms.runtime.torch_version import UntestedTorchWarning
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for PyTorch's memory on the host (N19)
+_KEPT_BYTES = 32 << 20
+"""glibc takes blocks up to this size from its heap, and so much stays free at the end of that (N19)."""
+
+
+def _ask_for_huge_pages() -> None:
+    """Have PyTorch ask the kernel for huge pages on the host, unless the environment says otherwise. It says all of
+    this to child processes, too.
+
+    PyTorch then aligns blocks of 2 MiB and more to pages of the system. What was freed hardly ever fits what comes
+    next, which is taken from the end of the heap; and glibc, left to itself, gives that back with each block, to be
+    faulted in anew. So it is told to keep some, as much as it comes to by itself for larger blocks.
+    """
+    if os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1") != "1" or "GLIBC_TUNABLES" in os.environ:
+        return
+    trim_threshold, mmap_threshold = -1, -3  # parameters of mallopt
+    for name, parameter in (("MALLOC_TRIM_THRESHOLD_", trim_threshold), ("MALLOC_MMAP_THRESHOLD_", mmap_threshold)):
+        if name in os.environ:
+            continue  # glibc knows it since the process began
+        os.environ[name] = str(_KEPT_BYTES)
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(parameter, _KEPT_BYTES)
+
+
+_ask_for_huge_pages()
 
 __version__ = "0.1.0"
 

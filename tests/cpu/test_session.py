@@ -705,10 +705,20 @@ def test_lists_of_tensors_are_cut_into_runs_that_fit() -> None:
         assert all(torch.equal(h, p + 1) for h, p in zip(held, parameters, strict=True))
 
 
-@pytest.mark.parametrize(("told", "then"), [({}, "1"), ({"THP_MEM_ALLOC_ENABLE": "0"}, "0")])
+@pytest.mark.parametrize(
+    ("told", "then"),
+    [
+        ({}, f"1 {32 << 20} {32 << 20}"),
+        ({"THP_MEM_ALLOC_ENABLE": "1"}, f"1 {32 << 20} {32 << 20}"),
+        ({"THP_MEM_ALLOC_ENABLE": "0"}, "0 None None"),
+        ({"MALLOC_TRIM_THRESHOLD_": "4096"}, f"1 {32 << 20} 4096"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, "1 None None"),
+    ],
+)
 def test_huge_pages_unless_the_environment_says_otherwise(told: dict[str, str], then: str) -> None:
-    others = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-    script = "import os, torch_lms; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    names = ("THP_MEM_ALLOC_ENABLE", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    others = {name: value for name, value in os.environ.items() if name not in {*names, "GLIBC_TUNABLES"}}
+    script = f"import os, torch_lms; print(*(os.environ.get(name) for name in {names}))"
     done = subprocess.run([sys.executable, "-c", script], env={**others, **told}, capture_output=True, text=True)
     assert done.stdout.strip() == then
 
