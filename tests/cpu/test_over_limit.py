@@ -1,5 +1,6 @@
 """What exceeds the limit is told of, and what cannot leave is no room for operations."""
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -50,6 +51,18 @@ def test_nothing_is_told_where_all_is_as_it_should_be() -> None:
     assert stats.evictions
     assert (stats.over_limit_bytes, stats.over_limit_in) == (0, "")
     assert "over the limit" not in str(stats)
+
+
+def test_what_comes_back_for_a_forked_process_is_told() -> None:
+    with session() as lms:
+        tensors = [torch.ones(100_000) for _ in range(4)]
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        stats = lms.stats()
+        assert stats.over_limit_in == "fork"
+        assert stats.over_limit_bytes == sum(tensor.nbytes for tensor in tensors) - stats.limit_bytes
+        assert stats.resident_bytes <= stats.limit_bytes
 
 
 @pytest.mark.parametrize("holds", ["an array", "a block", "for good"])

@@ -272,7 +272,7 @@ class _Rehearsal:
             freed += self._free_once(nbytes - freed)
             if freed >= nbytes:
                 return
-            arriving = [page for page, state in self._state.items() if state == _FETCHING and not self._pins[page]]
+            arriving = [page for page in self._done_s if self._state[page] == _FETCHING and not self._pins[page]]
             if not arriving:
                 return
             self._finish(arriving, waits=True)

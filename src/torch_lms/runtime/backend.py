@@ -106,7 +106,7 @@ class DeviceBackend:
         self.engine.created(entry.page, entry.nbytes, unpageable, is_found=is_found)
 
     def note_excess(self, operator: str) -> None:
-        """``operator`` ends, and what it made is here."""
+        """``operator`` ends, and what it made is here; or the process forks."""
         pager = self.engine.pager
         nbytes = pager.book.ledger.device - pager.limit
         if nbytes > self.excess.nbytes:

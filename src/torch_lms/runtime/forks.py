@@ -22,6 +22,7 @@ def bring_back_for_fork(backends: Iterable[DeviceBackend]) -> None:
                 if page.nbytes <= room:
                     engine.restore((page.id,))
                     room -= page.nbytes
+            backend.note_excess("fork")
 
 
 def trim_after_fork(backends: Iterable[DeviceBackend]) -> None:

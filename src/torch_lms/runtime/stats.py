@@ -65,8 +65,8 @@ class Stats:
         interposer_reason: why it is that one.
         in_pieces: operations that needed more than the limit by themselves, and ran in pieces.
         over_limit_bytes: by so much pages exceeded the limit, at most: an operation needed more by itself and could not
-            be cut, what had to stay left it too little room, or it created more than was known.
-        over_limit_in: the operator that ran then; "" if none did.
+            be cut, what had to stay left it too little room, or it created more than was known; or the process forked.
+        over_limit_in: the operator that ran then, or "fork"; "" if none did.
         unproved: operators that ran as a whole, since there was no memory to try whether pieces give the same bits.
         inexact: operators whose pieces may have been rounded in another way; only with ``exact=False``.
         recoveries: operations that ran out of memory and ran again after everything else had been evicted.
