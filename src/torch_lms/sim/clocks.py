@@ -121,6 +121,8 @@ class Clocks:
         return self.wait_until(then_s)
 
     def _host_works(self, seconds: float) -> None:
+        if not seconds:
+            return
         self.host_work_s += seconds
         if self.is_ahead:
             self._host_s += seconds
