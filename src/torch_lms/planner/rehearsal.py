@@ -108,8 +108,6 @@ class _Rehearsal:
     def __init__(self, stage: Stage, plan: Plan) -> None:
         self._stage = stage
         self._plan = plan
-        self._dropped_after = plan.dropped_after
-        self._recomputed_before = plan.recomputed_before
         self._nbytes = stage.nbytes
         speeds = stage.speeds
         self._clocks = Clocks(HostWork(speeds.launch_s, 0.0, speeds.action_s, is_ahead=speeds.launch_s > 0))
@@ -170,7 +168,7 @@ class _Rehearsal:
                 self._due.setdefault(page, next(self._order))
                 self._to_evict[page] = None
                 self._evict_now.append(page)
-            for recomputation in self._dropped_after.get(position - 1, ()):
+            for recomputation in plan.dropped_after.get(position - 1, ()):
                 if all(page in self._state for page in (recomputation.page, *recomputation.inputs)):
                     page = recomputation.page
                     self._due.setdefault(page, next(self._order))
@@ -182,7 +180,7 @@ class _Rehearsal:
         if self._recipes:
             for page in op.pages:
                 self._recipes.pop(page, None)
-        for recomputation in self._recomputed_before.get(position, ()):
+        for recomputation in plan.recomputed_before.get(position, ()):
             self._forget(recomputation.inputs)
         if plan.fetches[position]:
             to_fetch = [page for page in plan.fetches[position] if page in self._state]
