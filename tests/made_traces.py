@@ -91,9 +91,9 @@ def handing_on(seed: int) -> Trace:
     made = [number for number, page in enumerate(trace.pages) if page.born >= 0]
     kept = dice.choice(made[: len(made) // 2])
     last_use = trace.uses[kept][-1]
-    before = len(trace.pages)
-    pages = [page._replace(dead=end, successor=before) if n == kept else page for n, page in enumerate(trace.pages)]
+    old = len(trace.pages)
+    pages = [page._replace(dead=end, successor=old) if n == kept else page for n, page in enumerate(trace.pages)]
     later = dice.randint(min(last_use + 1, end - 1), end - 1)
     pages.append(TracedPage(trace.pages[kept].nbytes, -1, later))
-    ops = [op._replace(pages=(*op.pages, before)) if n == later else op for n, op in enumerate(trace.ops)]
+    ops = [op._replace(pages=(*op.pages, old)) if n == later else op for n, op in enumerate(trace.ops)]
     return Trace(tuple(pages), tuple(ops))

@@ -139,10 +139,14 @@ class MemoryBudget:
             # All fits, though the largest workspace may be where not most is alive.
             limit_of_device = max(limit_of_device, demand)
         limit = limit_of_device if limit is None else min(limit, limit_of_device)
-        if can_split:
-            free_bytes = max(0, usable - with_fragmentation(limit + extra_bytes))
-            trace, need = within(trace, limit, extra_bytes, free_bytes, exact)
-        return cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes, exact)
+        budget = cls(trace, need, demand, limit, limit_of_device, usable, extra_bytes, exact)
+        return budget.with_pieces() if can_split else budget
+
+    def with_pieces(self) -> "MemoryBudget":
+        """The same, where large operations are split, or run in pieces. To trace these takes seconds."""
+        free_bytes = max(0, self.usable - with_fragmentation(self.limit + self.extra_bytes))
+        trace, need = within(self.trace, self.limit, self.extra_bytes, free_bytes, self.exact)
+        return replace(self, trace=trace, need=need)
 
     @property
     def fits_without(self) -> bool:
@@ -181,14 +185,11 @@ def may_fit(
     Raises:
         UsageError: the machine has not so many GPUs.
     """
-    extra_bytes = gradient_bytes if gpus > 1 else 0
-    whole = MemoryBudget.of(trace, machine, limit, extra_bytes, can_split=False)
+    whole = MemoryBudget.of(trace, machine, limit, gradient_bytes if gpus > 1 else 0, can_split=False, exact=exact)
     if policy == "none":
         return whole.fits_without
     tiers, _ = lower_tiers(machine, gpus)
-    if whole.demand - whole.limit > sum(tiers.values()):
-        return False  # known without tracing the step in pieces, which takes seconds
-    return MemoryBudget.of(trace, machine, limit, extra_bytes, exact=exact).fits_largest_op
+    return whole.demand - whole.limit <= sum(tiers.values()) and whole.with_pieces().fits_largest_op
 
 
 def lower_tiers(machine: Machine, gpus: int) -> tuple[dict[Tier, int], LinkSpeeds]:

@@ -1,8 +1,7 @@
 """When fetches start: as late as pages arrive in time, or earlier if the link is busy then."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
 from math import inf
 
 import numpy as np
@@ -32,7 +31,7 @@ def schedule(trace: Trace, chosen: Iterable[Gap], room: Headroom, bytes_per_s: f
             knows to be free; one that comes too late is waited for.
     """
     ops = len(trace.ops)
-    starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
+    starts = trace.starts_s
     # Of the step before, this one and the next: a fetch for the next may start in this one, or for this one before.
     starts_s = [start_s + step * starts[-1] for step in (-1, 0, 1) for start_s in starts[:-1]]
     excess = room.excess.copy()
@@ -85,7 +84,7 @@ def _in_groups(needed: list[tuple[int, int]]) -> list[int]:
     return begins
 
 
-def _after_longest_rest(needed: list[int], starts: list[float]) -> int:
+def _after_longest_rest(needed: list[int], starts: Sequence[float]) -> int:
     """Of the operations ``needed``, which need pages, the one before which no other does for the longest time. Steps
     repeat, so the first of them comes after the last one of the step before.
     """

@@ -7,7 +7,7 @@ its last. tests/pure/test_planner_rehearsal.py holds it to the simulator, which 
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import accumulate, count
+from itertools import count
 from math import inf
 from typing import NamedTuple
 
@@ -77,8 +77,7 @@ class Stage:
             )
             for position, (op, dead) in enumerate(zip(trace.ops, deaths, strict=True))
         ]
-        backwards = accumulate((op.seconds for op in reversed(trace.ops)), initial=0.0)
-        self.seconds_from = list(backwards)[::-1]
+        self.seconds_left = [trace.starts_s[-1] - start_s for start_s in trace.starts_s]
 
     def rehearse(self, plan: Plan, give_up_s: float) -> Rehearsed | None:
         """The second of two steps that follow ``plan``: the first begins with nothing away.
@@ -142,7 +141,7 @@ class _Rehearsal:
         self._recipes: dict[int, Recomputation] = {}
         self._peak_bytes = self._evicted_bytes = self._fetched_bytes = 0
         began_s = self._clocks.now_s
-        seconds_from = self._stage.seconds_from
+        seconds_left = self._stage.seconds_left
         for position, op in enumerate(self._stage.ops):
             self._move_on(position, op)
             self._begin(op)
@@ -151,7 +150,7 @@ class _Rehearsal:
             self._peak_bytes = max(self._peak_bytes, self._held + op.workspace_bytes)
             self._clocks.run(self._stage.trace.ops[position])
             self._end(op)
-            if give_up_s is not None and self._clocks.now_s - began_s + seconds_from[position + 1] > give_up_s:
+            if give_up_s is not None and self._clocks.now_s - began_s + seconds_left[position + 1] > give_up_s:
                 return None
         if self._held > self._stage.limit:
             self._free(self._held - self._stage.limit)

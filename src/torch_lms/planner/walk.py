@@ -70,7 +70,6 @@ class Walker:
         speeds: of the link.
 
     Attributes:
-        starts: when each operation begins, and when the step ends, in seconds.
         absences: what it would cost to be without each page, from each of its uses on.
         deaths: for each operation, the pages that die after it.
     """
@@ -79,7 +78,6 @@ class Walker:
         self.trace = trace
         self.limit = limit
         self.speeds = speeds
-        self.starts = list(accumulate((op.seconds for op in trace.ops), initial=0.0))
         self.absences = Absences(trace, limit, speeds)
         self._excess = _relative_excess(trace, limit)
         self._walk: _Walk | None = None
@@ -147,7 +145,7 @@ class _Walk:
         self._trace = walker.trace
         self._pages = walker.trace.pages
         self._table = walker.absences
-        self._starts = np.array(walker.starts)
+        self._starts = np.array(walker.trace.starts_s)
 
         self._resident: set[int] = set()
         self._held = 0
@@ -221,7 +219,7 @@ class _Walk:
         self._away = {self._pages[page].successor: absence for page, absence in self._away.items()}
         self._begin_step()
         self._idle_since_s[:] = 0.0
-        self._d2h_free_s -= self._walker.starts[-1] + self._late_s
+        self._d2h_free_s -= self._trace.starts_s[-1] + self._late_s
         self._late_s = 0.0
 
     def _begin_step(self) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from torch_lms.renamed import warn_of_old_name
@@ -185,6 +186,11 @@ class Trace:
             for page in {*op.pages, *op.creates}:
                 found[page].append(number)
         return tuple(map(tuple, found))
+
+    @cached_property
+    def starts_s(self) -> tuple[float, ...]:
+        """When each operation begins, and when the step ends, in seconds after its beginning."""
+        return tuple(accumulate((op.seconds for op in self.ops), initial=0.0))
 
     @cached_property
     def working_set_bytes(self) -> int:
