@@ -8,6 +8,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,9 @@ MODULE = "torch_lms_native"
 """The name that the extension is imported by."""
 
 _SOURCES = Path(__file__).with_name("csrc")
+_TORCH = Path(torch.__file__).parent
+_HEADERS = _TORCH / "include"
+_PYTHON_HEADERS = Path(sysconfig.get_paths()["include"])
 _TIMEOUT_S = 600
 _LINES_OF_ERROR = 6
 
@@ -45,28 +49,34 @@ def build(target: Path) -> None:
     Raises:
         CannotBuild: there is no compiler, no headers, or no room; or the compiler failed.
     """
-    command = _command()
+    compiler = _compiler()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not target.exists():
-                _compile(command, target)
+                _compile(compiler, target)
     except OSError as error:
         raise CannotBuild(f"{target.parent} cannot be written ({error.strerror or error})") from error
 
 
-def _compile(command: list[str], target: Path) -> None:
+def _compile(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        try:
-            done = subprocess.run(
-                [*command, "-o", str(made)], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise CannotBuild(f"{command[0]} took more than {_TIMEOUT_S} s") from error
-        if done.returncode:
-            raise CannotBuild(f"{command[0]} failed: {_first_error(done.stderr)}")
+        objects = {source: made.with_name(f"{source.stem}.o") for source in sorted(_SOURCES.glob("*.cpp"))}
+        commands = [[compiler, *_options(), "-c", str(source), "-o", str(to)] for source, to in objects.items()]
+        with ThreadPoolExecutor(len(commands)) as pool:
+            list(pool.map(_run, commands))
+        _run([compiler, "-shared", *map(str, objects.values()), "-o", str(made), *_libraries()])
         os.replace(made, target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CannotBuild(f"{command[0]} took more than {_TIMEOUT_S} s") from error
+    if done.returncode:
+        raise CannotBuild(f"{command[0]} failed: {_first_error(done.stderr)}")
 
 
 def _first_error(output: str) -> str:
@@ -74,32 +84,35 @@ def _first_error(output: str) -> str:
     return "; ".join(lines[:_LINES_OF_ERROR]) or "it says nothing"
 
 
-def _command() -> list[str]:
-    """The compiler and all that it is told, but for the result.
+def _compiler() -> str:
+    """The compiler's path.
 
     Raises:
-        CannotBuild: something is missing.
+        CannotBuild: it is missing, or a header is.
     """
     chosen = os.environ.get("CXX", "g++")
     compiler = shutil.which(chosen)
     if compiler is None:
         raise CannotBuild(f"there is no C++ compiler ({chosen})")
-    package = Path(torch.__file__).parent
-    headers = package / "include"
-    python_headers = Path(sysconfig.get_paths()["include"])
-    for header in (headers / "torch" / "library.h", python_headers / "Python.h"):
+    for header in (_HEADERS / "torch" / "library.h", _PYTHON_HEADERS / "Python.h"):
         if not header.exists():
             raise CannotBuild(f"a header is missing: {header}")
+    return compiler
+
+
+def _options() -> list[str]:
+    includes = (_HEADERS, _HEADERS / "torch" / "csrc" / "api" / "include", _PYTHON_HEADERS)
     return [
-        compiler,
-        *("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden"),
+        *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
         f"-DTORCH_EXTENSION_NAME={MODULE}",
+        "-DAT_PER_OPERATOR_HEADERS",  # without them every source reads the declarations of all operators
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-isystem{path}" for path in (headers, headers / "torch" / "csrc" / "api" / "include", python_headers)),
-        *(str(source) for source in sorted(_SOURCES.glob("*.cpp"))),
-        f"-L{package / 'lib'}",
-        *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
+        *(f"-isystem{path}" for path in includes),
     ]
+
+
+def _libraries() -> list[str]:
+    return [f"-L{_TORCH / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
 
 
 @contextmanager

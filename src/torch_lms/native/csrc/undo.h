@@ -5,7 +5,8 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/stack.h>
-#include <ATen/RedispatchFunctions.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/copy_ops.h>
 
 #include <cstring>
 #include <mutex>
@@ -50,7 +51,7 @@ class Undo {
       std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
     }
     for (auto& [tensor, copy] : copies_) {
-      at::redispatch::copy_(tensor.key_set() & below_, tensor, copy);
+      at::_ops::copy_::redispatch(tensor.key_set() & below_, tensor, copy, false);
     }
   }
 
@@ -59,7 +60,7 @@ class Undo {
     if (tensor.is_cpu() && tensor.is_contiguous()) {
       bytes_.emplace_back(tensor, std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()));
     } else {
-      copies_.emplace_back(tensor, at::redispatch::clone(tensor.key_set() & below_, tensor));
+      copies_.emplace_back(tensor, at::_ops::clone::redispatch(tensor.key_set() & below_, tensor, std::nullopt));
     }
   }
 
