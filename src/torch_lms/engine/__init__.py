@@ -1,7 +1,7 @@
 """The engine of one device: events in, on one side; on the other, a backend that carries out what they call for."""
 
 from torch_lms.engine.backend import Backend, Mark, Spent
-from torch_lms.engine.engine import REFRESH_EVERY_S, Engine, Halt, Operation, drive
+from torch_lms.engine.engine import Engine, Halt, Operation, drive
 from torch_lms.engine.plan_cache import EndedStep, Kind, OnePlan, PlanCache, Plans
 from torch_lms.engine.planning import (
     NATIVE_REPEAT_S,
@@ -17,7 +17,6 @@ from torch_lms.engine.step_record import Journal, StepRecord, Stretch
 
 __all__ = [
     "NATIVE_REPEAT_S",
-    "REFRESH_EVERY_S",
     "REPEAT_S",
     "Backend",
     "EndedStep",

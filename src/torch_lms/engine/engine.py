@@ -21,7 +21,7 @@ from torch_lms.timeline import Lane, Link, Timeline
 from torch_lms.trace import Living, Trace, TracedOp
 
 REFRESH_EVERY_S = 0.05
-"""Asking the kernel what is free takes a millisecond."""
+"""How often it is asked what is free while there is no room: the kernel takes a millisecond to say it."""
 
 _SHARE_AFTER_FAILURE = 0.95
 """Of what was held when memory ran out."""

@@ -55,14 +55,14 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
     Raises:
         UnsupportedError: there is no Linux ``/proc`` there.
     """
-    root = Path(root)
-    info = _kilobyte_lines(root / "proc/meminfo")
+    proc = f"{str(root).rstrip('/')}/proc"
+    info = _kilobyte_lines(f"{proc}/meminfo")
     if "MemTotal" not in info:
-        raise UnsupportedError(f"expected Linux's memory figures in {root / 'proc/meminfo'}; found none")
-    process = _kilobyte_lines(root / "proc/self/status")
-    rlimits = _text(root / "proc/self/limits")
-    cgroup_limit, cgroup_used = _tightest_group(root)
-    strict = _number(root / "proc/sys/vm/overcommit_memory") == _STRICT_OVERCOMMIT
+        raise UnsupportedError(f"expected Linux's memory figures in {proc}/meminfo; found none")
+    process = _kilobyte_lines(f"{proc}/self/status")
+    rlimits = _text(f"{proc}/self/limits")
+    cgroup_limit, cgroup_used = _tightest_group(Path(root), _text(f"{proc}/self/cgroup"))
+    strict = _number(f"{proc}/sys/vm/overcommit_memory") == _STRICT_OVERCOMMIT
     return HostMemory(
         total=info["MemTotal"],
         # Kernels before 3.14 have no MemAvailable; MemFree errs on the safe side.
@@ -78,21 +78,21 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
     )
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     """The file's text; "" where it cannot be read: which files exist depends on kernel, container and rights."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read().decode()
     except (OSError, UnicodeDecodeError):
         return ""
 
 
-def _number(path: Path) -> int | None:
+def _number(path: str) -> int | None:
     text = _text(path).strip()
     return int(text) if text.isdecimal() else None
 
 
-def _kilobyte_lines(path: Path) -> dict[str, int]:
+def _kilobyte_lines(path: str) -> dict[str, int]:
     """The figures of lines such as ``Name:   123 kB``, in bytes."""
     return {name: int(kb) * 1024 for name, kb in re.findall(r"^(\w+):\s+(\d+) kB$", _text(path), re.MULTILINE)}
 
@@ -103,29 +103,30 @@ def _rlimit(limits: str, label: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _tightest_group(root: Path) -> tuple[int | None, int | None]:
-    """Limit and use of the control group that has least left; (None, None) without a limit anywhere."""
+def _tightest_group(root: Path, own: str) -> tuple[int | None, int | None]:
+    """Limit and use of the control group that has least left; (None, None) without a limit anywhere.
+
+    Args:
+        root: as ``read_host_memory`` has it.
+        own: what the kernel says of the process's groups.
+    """
     groups = [
         found
-        for directory, is_v2 in _group_directories(root, _text(root / "proc/self/cgroup"))
+        for directory, is_v2 in _group_directories(root, own)
         if (found := _v2_limit(directory) if is_v2 else _v1_limit(directory)) is not None
     ]
     return min(groups, key=lambda group: group[0] - group[1], default=(None, None))
 
 
 @lru_cache(maxsize=8)
-def _group_directories(root: Path, own: str) -> list[tuple[Path, bool]]:
+def _group_directories(root: Path, own: str) -> list[tuple[str, bool]]:
     """Directories of this process's memory groups, from its own up to the root of what is mounted; and whether v2.
     They are looked up once, as long as the groups are the same.
 
     A machine may have both hierarchies mounted; the memory controller is in one of them, the other's files are missing.
-
-    Args:
-        root: as ``read_host_memory`` has it.
-        own: what the kernel says of the process's groups.
     """
     paths, found = _own_groups(own), []
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in _text(f"{root}/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, filesystem = before.split(), after.split()
         if len(fields) < 5 or len(filesystem) < 3 or filesystem[0] not in ("cgroup", "cgroup2"):
@@ -135,7 +136,7 @@ def _group_directories(root: Path, own: str) -> list[tuple[Path, bool]]:
             continue
         group = _below(paths.get("" if is_v2 else "memory", "/"), mounted=fields[3])
         mount = root / _unescaped(fields[4]).lstrip("/")
-        found += [(mount / part, is_v2) for part in (group, *group.parents)]
+        found += [(str(mount / part), is_v2) for part in (group, *group.parents)]
     return found
 
 
@@ -161,23 +162,23 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
-def _v2_limit(group: Path) -> tuple[int, int] | None:
+def _v2_limit(group: str) -> tuple[int, int] | None:
     # Above memory.high the kernel slows a process to a crawl long before memory.max kills it: both are limits.
-    limits = [limit for name in ("memory.max", "memory.high") if (limit := _number(group / name)) is not None]
+    limits = [limit for name in ("memory.max", "memory.high") if (limit := _number(f"{group}/{name}")) is not None]
     if not limits:
         return None
     reclaimable = _reclaimable(group, ("inactive_file", "active_file", "slab_reclaimable"))
-    return min(limits), max(0, (_number(group / "memory.current") or 0) - reclaimable)
+    return min(limits), max(0, (_number(f"{group}/memory.current") or 0) - reclaimable)
 
 
-def _v1_limit(group: Path) -> tuple[int, int] | None:
-    limit = _number(group / "memory.limit_in_bytes")
+def _v1_limit(group: str) -> tuple[int, int] | None:
+    limit = _number(f"{group}/memory.limit_in_bytes")
     if limit is None or limit >= _V1_UNLIMITED:
         return None
     reclaimable = _reclaimable(group, ("total_inactive_file", "total_active_file"))
-    return limit, max(0, (_number(group / "memory.usage_in_bytes") or 0) - reclaimable)
+    return limit, max(0, (_number(f"{group}/memory.usage_in_bytes") or 0) - reclaimable)
 
 
-def _reclaimable(group: Path, names: tuple[str, ...]) -> int:
-    stat = dict(re.findall(r"^(\w+) (\d+)$", _text(group / "memory.stat"), re.MULTILINE))
+def _reclaimable(group: str, names: tuple[str, ...]) -> int:
+    stat = dict(re.findall(r"^(\w+) (\d+)$", _text(f"{group}/memory.stat"), re.MULTILINE))
     return sum(int(stat.get(name, 0)) for name in names)

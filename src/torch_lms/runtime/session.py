@@ -17,7 +17,7 @@ from torch_lms.capture.pieces.proof import Proofs
 from torch_lms.capture.raw import ESCAPED, RawPatches
 from torch_lms.capture.registry import Entry, has_at_least, pages_of, storage_nbytes
 from torch_lms.capture.tensors import no_function_modes, storage_of, tensors_among, tensors_within
-from torch_lms.engine import REFRESH_EVERY_S, Engine, Kind
+from torch_lms.engine import Engine, Kind
 from torch_lms.errors import DeviceFullError, UsageError, WorkingSetError
 from torch_lms.native.build import cache_directory
 from torch_lms.native.load import IN_PYTHON, Found
@@ -39,6 +39,10 @@ from torch_lms.runtime.pageable import NOT_RESIZABLE, READ_UNSEEN, is_read_unsee
 from torch_lms.runtime.stats import Stats, Step
 from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.units import format_bytes
+
+REFRESH_EVERY_S = 0.2
+"""How often steps that end ask what is free: short ones are not to spend a hundredth of their time on it. Where there
+is no room, the engine asks more often."""
 
 _PIN_FIRST = (
     "What LMS does not see may find a tensor evicted, or write one that others depend on. Have it run inside "
