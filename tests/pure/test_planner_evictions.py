@@ -1,5 +1,7 @@
 """Which pages a plan has away: the limit holds, and next to nothing is moved that need not be."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from made_traces import random_training
@@ -61,6 +63,29 @@ def test_a_plan_is_the_same_each_time() -> None:
     trace = random_training(3)
     limit = demand_curve(trace).demand_bytes // 3
     assert choose(trace, limit) == choose(trace, limit)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_nothing_may_stay_all_is_away(seed: int) -> None:
+    trace = random_training(seed)
+    assert choose(trace, 0) == gaps_of(trace)
+
+
+def beside_what_was_kept(seed: int) -> Trace:
+    """A step of a program that keeps results of earlier ones: no operation uses them."""
+    trace = random_training(seed)
+    kept = [TracedPage(100, -1, len(trace.ops), successor=len(trace.pages) + n) for n in range(20)]
+    return replace(trace, pages=(*trace.pages, *kept))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_no_operation_uses_is_away_before_anything_moves(seed: int) -> None:
+    trace, plain = beside_what_was_kept(seed), random_training(seed)
+    demand = demand_curve(plain).demand_bytes
+    assert moved_out(choose(trace, demand)) == 0
+    assert moved_out(choose(trace, demand + 1000)) == 0
+    assert len(choose(trace, demand + 1000)) == 10
+    assert moved_out(choose(trace, demand // 2)) == moved_out(choose(plain, demand // 2))
 
 
 def test_weights_that_nothing_writes_move_out_once_and_for_all() -> None:

@@ -42,19 +42,34 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
 
     Where most is over the limit, the page is taken whose absence helps most operations for its bytes. Then those that
     turned out to be needless are given back, the dearest first. After that, in each of some rounds, a part of the
-    choice is undone and chosen anew with other weights; the result is kept if it is no dearer. Deterministic.
+    choice is undone and chosen anew with other weights; the result is kept if it is no dearer. Deterministic. Pages
+    that the step does not use are away as far as that helps, before any other is.
 
     Args:
         trace: the step.
         limit: bytes that its pages may occupy on the device.
     """
+    room = Headroom(trace, limit)
+    if room.worst is None:
+        return []
     gaps = gaps_of(trace)
-    choice = _Choice(Headroom(trace, limit), gaps, [gap.nbytes for gap in gaps], [gap.version for gap in gaps])
+    unused = [gap for gap in gaps if gap.is_whole_step]
+    beside = room.without(unused)
+    if beside.worst is None:
+        choice = _moves(room, unused)
+        choice.fill(np.ones(len(unused)))
+        return choice.gaps_chosen
+    return [*unused, *_searched(beside, [gap for gap in gaps if not gap.is_whole_step])]
+
+
+def _searched(room: Headroom, gaps: list[Gap]) -> list[Gap]:
+    left = room.without(gaps)
+    if not any(left.is_needless(gap) for gap in gaps):
+        return gaps
+    choice = _moves(room, gaps)
     choice.fill(np.ones(len(gaps)))
     best = choice.chosen.copy()
     best_price = choice.price
-    if not best.any():
-        return []
     dice = np.random.default_rng(0)
     rounds = min(_ROUNDS_FOR_A_GAP * len(gaps), _GAPS_IN_ALL // len(gaps))
     for _ in range(max(_MIN_ROUNDS, rounds)):
@@ -71,7 +86,11 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
             best_price = choice.price
         else:
             choice.become(best)
-    return [gaps[number] for number in np.flatnonzero(best)]
+    return choice.gaps_chosen
+
+
+def _moves(room: Headroom, gaps: list[Gap]) -> "_Choice":
+    return _Choice(room, gaps, [gap.nbytes for gap in gaps], [gap.version for gap in gaps])
 
 
 def choose_dropped(room: Headroom, seconds: Mapping[Gap, float]) -> list[Gap]:
@@ -84,7 +103,7 @@ def choose_dropped(room: Headroom, seconds: Mapping[Gap, float]) -> list[Gap]:
     costs = [max(cost_s, _MIN_S) for cost_s in seconds.values()]
     choice = _Choice(room, list(seconds), costs, range(len(seconds)))
     choice.fill(np.ones(len(choice.gaps)))
-    return [choice.gaps[number] for number in np.flatnonzero(choice.chosen)]
+    return choice.gaps_chosen
 
 
 def moved_out(chosen: list[Gap]) -> int:
@@ -122,6 +141,11 @@ class _Choice:
         spans = np.array([(*gap.spans, (1, 0))[:2] for gap in gaps], dtype=np.int64).reshape(-1, 2, 2)
         self._first = spans[:, :, 0].T.copy()
         self._last = spans[:, :, 1].T.copy()
+
+    @property
+    def gaps_chosen(self) -> list[Gap]:
+        """Those that are chosen."""
+        return [self.gaps[number] for number in np.flatnonzero(self.chosen)]
 
     @property
     def price(self) -> float:

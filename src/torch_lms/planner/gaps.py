@@ -32,6 +32,11 @@ class Gap:
     is_copied: bool
 
     @property
+    def is_whole_step(self) -> bool:
+        """Whether no operation of the step uses the page. It left long ago, and to have it away costs nothing."""
+        return self.after < 0
+
+    @property
     def wraps(self) -> bool:
         """Whether the page is still away when the next step begins, where it is its successor. That may be needed later
         in a step than the page itself was used: so ``before`` may exceed ``after`` all the same.

@@ -1,5 +1,6 @@
 """How far each operation is over the limit, while a plan is made."""
 
+from collections.abc import Iterable
 from copy import copy
 from typing import Self
 
@@ -35,6 +36,13 @@ class Headroom:
         """One of its own, with as much taken."""
         other = copy(self)
         other.excess = self.excess.copy()
+        return other
+
+    def without(self, gaps: Iterable[Gap]) -> Self:
+        """The room if the pages of ``gaps`` were away, too."""
+        other = self.copy()
+        for gap in gaps:
+            other.take(gap)
         return other
 
     def take(self, gap: Gap) -> None:
