@@ -63,6 +63,7 @@ def choose(trace: Trace, limit: int) -> list[Gap]:
 
 
 def _searched(room: Headroom, gaps: list[Gap]) -> list[Gap]:
+    """Those of ``gaps`` that the search of ``choose`` ends with; all where each is needed."""
     left = room.without(gaps)
     if not any(left.is_needless(gap) for gap in gaps):
         return gaps
@@ -90,6 +91,7 @@ def _searched(room: Headroom, gaps: list[Gap]) -> list[Gap]:
 
 
 def _moves(room: Headroom, gaps: list[Gap]) -> "_Choice":
+    """A choice among ``gaps`` that costs what it moves."""
     return _Choice(room, gaps, [gap.nbytes for gap in gaps], [gap.version for gap in gaps])
 
 
