@@ -199,7 +199,7 @@ def test_demand_is_what_lives_at_once() -> None:
 def test_pages_are_only_counted_until_some_have_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where limit="auto" shrinks between two steps: then each is known before any is chosen."""
     free = 64 << 20
-    monkeypatch.setattr(session, "REFRESH_EVERY_S", 0.0)
+    monkeypatch.setattr(session, "STEPS_ASK_EVERY_S", 0.0)
     monkeypatch.setattr(backend, "auto_limit", lambda *_: AutoLimit(free, "a test says so", 64 << 20))
     with torch_lms.session(min_size=1024, device="cpu") as lms:
         kept = [torch.full((1 << 18,), float(number)) for number in range(5)]

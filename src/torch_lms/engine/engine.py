@@ -27,7 +27,7 @@ _SHARE_AFTER_FAILURE = 0.95
 """Of what was held when memory ran out."""
 
 _SHARE_OF_AUTO = 0.95
-"""Plans leave some of a limit that is asked for anew at each step, or its next change would be their end."""
+"""Plans leave some of a limit that is asked for again and again, or its next change would be their end."""
 
 _MAX_TRANSFERS = 4096
 """Transfers that have ended and were not counted: then they are, though the step goes on."""

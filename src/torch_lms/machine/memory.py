@@ -55,13 +55,14 @@ def read_host_memory(root: str | Path = "/") -> HostMemory:
     Raises:
         UnsupportedError: there is no Linux ``/proc`` there.
     """
-    proc = f"{str(root).rstrip('/')}/proc"
+    root = Path(root)
+    proc = str(root / "proc")
     info = _kilobyte_lines(f"{proc}/meminfo")
     if "MemTotal" not in info:
         raise UnsupportedError(f"expected Linux's memory figures in {proc}/meminfo; found none")
     process = _kilobyte_lines(f"{proc}/self/status")
     rlimits = _text(f"{proc}/self/limits")
-    cgroup_limit, cgroup_used = _tightest_group(Path(root), _text(f"{proc}/self/cgroup"))
+    cgroup_limit, cgroup_used = _tightest_group(root, _text(f"{proc}/self/cgroup"))
     strict = _number(f"{proc}/sys/vm/overcommit_memory") == _STRICT_OVERCOMMIT
     return HostMemory(
         total=info["MemTotal"],
@@ -126,7 +127,7 @@ def _group_directories(root: Path, own: str) -> list[tuple[str, bool]]:
     A machine may have both hierarchies mounted; the memory controller is in one of them, the other's files are missing.
     """
     paths, found = _own_groups(own), []
-    for line in _text(f"{root}/proc/self/mountinfo").splitlines():
+    for line in _text(str(root / "proc/self/mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
         fields, filesystem = before.split(), after.split()
         if len(fields) < 5 or len(filesystem) < 3 or filesystem[0] not in ("cgroup", "cgroup2"):

@@ -19,8 +19,6 @@ MODULE = "torch_lms_native"
 
 _SOURCES = Path(__file__).with_name("csrc")
 _TORCH = Path(torch.__file__).parent
-_HEADERS = _TORCH / "include"
-_PYTHON_HEADERS = Path(sysconfig.get_paths()["include"])
 _TIMEOUT_S = 600
 _LINES_OF_ERROR = 6
 
@@ -94,20 +92,26 @@ def _compiler() -> str:
     compiler = shutil.which(chosen)
     if compiler is None:
         raise CannotBuild(f"there is no C++ compiler ({chosen})")
-    for header in (_HEADERS / "torch" / "library.h", _PYTHON_HEADERS / "Python.h"):
+    headers, _, python_headers = _includes()
+    for header in (headers / "torch" / "library.h", python_headers / "Python.h"):
         if not header.exists():
             raise CannotBuild(f"a header is missing: {header}")
     return compiler
 
 
+def _includes() -> tuple[Path, Path, Path]:
+    """Where the headers of PyTorch, of its C++ API and of Python are."""
+    headers = _TORCH / "include"
+    return headers, headers / "torch" / "csrc" / "api" / "include", Path(sysconfig.get_paths()["include"])
+
+
 def _options() -> list[str]:
-    includes = (_HEADERS, _HEADERS / "torch" / "csrc" / "api" / "include", _PYTHON_HEADERS)
     return [
         *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
         f"-DTORCH_EXTENSION_NAME={MODULE}",
         "-DAT_PER_OPERATOR_HEADERS",  # without them every source reads the declarations of all operators
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-isystem{path}" for path in includes),
+        *(f"-isystem{path}" for path in _includes()),
     ]
 
 

@@ -40,7 +40,7 @@ from torch_lms.runtime.stats import Stats, Step
 from torch_lms.stores.loaded_file import LoadedFile
 from torch_lms.units import format_bytes
 
-REFRESH_EVERY_S = 0.2
+STEPS_ASK_EVERY_S = 0.2
 """How often steps that end ask what is free: short ones are not to spend a hundredth of their time on it. Where there
 is no room, the engine asks more often."""
 
@@ -590,7 +590,7 @@ class Session(PageOwner):
             self.mode.large.step_ended()
             backends = self._table.backends
             for backend in backends:
-                backend.engine.refresh_limit(REFRESH_EVERY_S, before_moves=self._reap)
+                backend.engine.refresh_limit(STEPS_ASK_EVERY_S, before_moves=self._reap)
                 backend.engine.step_ended()
                 if backend.allocator is not None:
                     backend.allocator.shed()
